@@ -1,0 +1,299 @@
+"""The frozen target: any decoder-only causal language model of transformers, seen through four questions.
+
+What are the logits and tapped states of these tokens, with a ragged cache (decoding) or without (training)?  How are
+token ids embedded, and hidden states turned into logits (what a drafter borrows)?  When does a text stop?  How are
+messages rendered?  It does not know drafters, suites or rounds.
+
+A tap of layer L is the *output of decoder layer L*, counted from 0, taken by a forward hook: before the final norm for
+the last layer too, in training and decoding alike.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from harness.attention import NAME as RAGGED
+from harness.cache import RaggedCache
+from methods.contract import TargetBinding
+
+log = logging.getLogger(__name__)
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
+
+
+class TargetError(ValueError):
+    """A model that cannot serve as a target, with the reason and the mend."""
+
+
+@dataclass
+class TargetOutput:
+    """logits: [B, S, V] or [B, 1, V] (the last token only) or None; taps: [B, S, F], F = taps x hidden, or None."""
+
+    logits: Tensor | None
+    taps: Tensor | None
+
+
+class Target:
+    """A frozen model, its tokenizer, and what the harness must know of them."""
+
+    def __init__(self, model: Any, tokenizer: Any, name: str, thinking: bool | None = None) -> None:
+        self.model = model.eval().requires_grad_(False)
+        self.tokenizer, self.name, self.thinking = tokenizer, name, thinking
+        self.config = model.config.get_text_config()
+        self.decoder = model.get_decoder()
+        self.layers = _decoder_layers(self.decoder, name)
+        self.hidden_size, self.num_layers = self.config.hidden_size, len(self.layers)
+        self.max_positions = int(self.config.max_position_embeddings)
+        self.device, self.dtype = next(model.parameters()).device, next(model.parameters()).dtype
+        self._embedding, self._head = model.get_input_embeddings(), model.get_output_embeddings()
+        if self._head is None:
+            raise TargetError(f"target {name}: {type(model).__name__} has no language-model head; use a causal LM")
+        self._softcap = getattr(self.config, "final_logit_softcapping", None)
+        self.vocab_size = self._head.weight.shape[0]
+        self._wanted: frozenset[int] = frozenset()
+        self._tapped: dict[int, Tensor] = {}
+        for index, layer in enumerate(self.layers):
+            layer.register_forward_hook(self._tap_hook(index))
+        model.set_attn_implementation(RAGGED)
+        self.stop_ids = self._find_stop_ids()
+
+    @classmethod
+    def load(cls, config: Any, name: str | None = None, check: bool = True) -> Target:
+        """Load a hub id, a local folder, or a GGUF file, in the dtype asked for, and prove that it can be rolled back.
+
+        `config` has the fields of `harness.config.TargetConfig`.  Raises `TargetError` for a missing folder, an unknown
+        dtype, or a model whose outputs our cached forward does not reproduce.
+        """
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        source, extra = _resolve_source(config)
+        name = name or Path(source).name
+        if config.dtype not in DTYPES:
+            raise TargetError(f"target {name}: dtype is {config.dtype!r}; use one of {', '.join(DTYPES)}")
+        device = config.device
+        if device == "auto":
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        if config.revision is not None:
+            extra["revision"] = config.revision
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(source, **extra)
+            model = AutoModelForCausalLM.from_pretrained(source, dtype=DTYPES[config.dtype], **extra)
+        except (OSError, ValueError) as error:
+            raise TargetError(
+                f"target {name}: cannot load {source!r} ({str(error).splitlines()[0]}); give a hub id, a folder with "
+                "config.json, tokenizer and weights, or a .gguf file"
+            ) from error
+        target = cls(model.to(device), tokenizer, name, thinking=config.thinking)
+        if check:
+            target.self_test()
+        return target
+
+    # -- forward passes ------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def forward(
+        self,
+        ids: Tensor,  # [B, S] int64
+        cache: RaggedCache,
+        rows: Sequence[int],
+        *,
+        taps: tuple[int, ...] = (),
+        logits: str = "all",
+    ) -> TargetOutput:
+        """Append S tokens to each of B rows of `cache` (the caller commits them) and answer about all of them.
+
+        `logits` is "all" (verification), "last" (prefill) or "none".  Raises `TargetError` on NaN logits.
+        """
+        step = cache.begin(rows, ids.shape[1])
+        hidden, features = self._run(ids, taps, position_ids=step.positions, harness_step=step)
+        if logits == "none":
+            return TargetOutput(None, features)
+        out = self.head(hidden if logits == "all" else hidden[:, -1:])
+        return TargetOutput(out, features)
+
+    @torch.no_grad()
+    def features(self, ids: Tensor, taps: tuple[int, ...]) -> Tensor:  # [B, S] -> [B, S, F]
+        """Tapped states of whole sequences without a cache.  Causal, so padding on the right changes nothing before it."""
+        features = self._run(ids, taps)[1]
+        assert features is not None
+        return features
+
+    @torch.no_grad()
+    def logits(self, ids: Tensor) -> Tensor:  # [B, S] -> [B, S, V]
+        """Logits of whole sequences without a cache."""
+        return self.head(self._run(ids, ())[0])
+
+    def _run(self, ids: Tensor, taps: tuple[int, ...], **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+        self._wanted, self._tapped = frozenset(taps), {}
+        try:
+            hidden = self.decoder(input_ids=ids, use_cache=False, **kwargs).last_hidden_state
+            features = torch.cat([self._tapped[layer] for layer in taps], dim=-1) if taps else None
+        except KeyError as error:
+            raise TargetError(f"target {self.name}: no layer {error} to tap; layers are 0..{self.num_layers - 1}") from error
+        finally:
+            self._wanted, self._tapped = frozenset(), {}
+        return hidden, features
+
+    def _tap_hook(self, index: int):
+        def hook(_module: Any, _inputs: Any, output: Any) -> None:
+            if index in self._wanted:
+                self._tapped[index] = output[0] if isinstance(output, tuple) else output
+
+        return hook
+
+    # -- what a drafter borrows ----------------------------------------------------------------------------------
+
+    def embed(self, ids: Tensor) -> Tensor:  # [...] -> [..., H]
+        """Embeddings as the first layer receives them (the module scales where the architecture scales)."""
+        return self._embedding(ids)
+
+    def head(self, hidden: Tensor, ids: Tensor | None = None) -> Tensor:  # [..., H] -> [..., V] or [..., len(ids)]
+        """Logits of normalised hidden states, soft-capped where the architecture does; gradients flow to `hidden`."""
+        weight, bias = self._head.weight, self._head.bias
+        if ids is not None:
+            weight, bias = weight[ids], None if bias is None else bias[ids]
+        logits = F.linear(hidden, weight, bias)
+        return logits if self._softcap is None else torch.tanh(logits / self._softcap) * self._softcap
+
+    @property
+    def binding(self) -> TargetBinding:
+        """The embedding and the head, for a drafter."""
+        return TargetBinding(self.embed, self.head, self.hidden_size, self.vocab_size)
+
+    @property
+    def rope_theta(self) -> float:
+        """Base of the rotary positions of the target's full-attention layers, taken over by drafters."""
+        parameters = getattr(self.config, "rope_parameters", None) or {}
+        parameters = parameters.get("full_attention", parameters)
+        theta = parameters.get("rope_theta", getattr(self.config, "rope_theta", None))
+        if theta is None:
+            raise TargetError(f"target {self.name}: its config states no rope_theta; name one in drafter.rope_theta")
+        return float(theta)
+
+    # -- identity and text ---------------------------------------------------------------------------------------
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Hash over architecture and a sample of every weight: two targets that differ anywhere likely differ here."""
+        config = {k: v for k, v in self.config.to_dict().items() if not k.startswith("_") and k != "dtype"}
+        digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
+        for name, tensor in sorted(self.model.state_dict().items()):
+            flat = tensor.reshape(-1)
+            sample = flat[:: max(1, flat.numel() // 64)][:64].to(device="cpu", dtype=torch.float32)
+            digest.update(f"{name}{tuple(tensor.shape)}".encode() + sample.numpy().tobytes())
+        return digest.hexdigest()[:16]
+
+    @property
+    def template_hash(self) -> str:
+        """Hash of the chat template and the thinking mode; "plain" for a model without a template."""
+        template = getattr(self.tokenizer, "chat_template", None)
+        if not template:
+            return "plain"
+        return hashlib.sha256(f"{template}|thinking={self.thinking}".encode()).hexdigest()[:16]
+
+    @property
+    def has_template(self) -> bool:
+        return bool(getattr(self.tokenizer, "chat_template", None))
+
+    def render(self, messages: list[dict[str, str]]) -> list[int]:
+        """Token ids of a conversation up to the point where the model speaks, by its own chat template."""
+        if not self.has_template:
+            raise TargetError(f"target {self.name} has no chat template; use plain few-shot prompts")
+        extra = {} if self.thinking is None else {"enable_thinking": self.thinking}
+        text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **extra)
+        return self.tokenizer(text, add_special_tokens=False).input_ids
+
+    def encode(self, text: str, special: bool = True) -> list[int]:
+        """Token ids of plain text, with the tokenizer's own beginning token unless `special` is False."""
+        return self.tokenizer(text, add_special_tokens=special).input_ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of token ids, special tokens dropped."""
+        return self.tokenizer.decode(list(ids), skip_special_tokens=True)
+
+    def _find_stop_ids(self) -> tuple[int, ...]:
+        generation = getattr(self.model, "generation_config", None)
+        found: set[int] = set()
+        for value in (getattr(generation, "eos_token_id", None), getattr(self.tokenizer, "eos_token_id", None)):
+            found.update([value] if isinstance(value, int) else value or [])
+        outside = [i for i in found if not 0 <= i < self.vocab_size]
+        if outside:
+            raise TargetError(f"target {self.name}: stop ids {outside} lie outside its vocabulary of {self.vocab_size}")
+        return tuple(sorted(found))
+
+    # -- start-up check ------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def self_test(self) -> None:
+        """Refuse a target that our cached forward does not reproduce, or whose outputs change after a rollback.
+
+        Compares, on a dozen tokens: the model's own forward; ours without a cache; ours in two pieces with a block
+        drafted wrongly and rolled back in between; and checks that `embed` and `head` are what the model itself uses.
+        """
+        ids = (torch.arange(12, device=self.device) * 7919 + 11).remainder(self.vocab_size)[None]
+        self.model.set_attn_implementation("eager" if self._has_softcap else "sdpa")
+        seen: list[Tensor] = []
+        hook = self.layers[0].register_forward_pre_hook(lambda _m, args: seen.append(args[0]) if args else None)
+        try:
+            reference = self.model(input_ids=ids, use_cache=False).logits
+        finally:
+            hook.remove()
+            self.model.set_attn_implementation(RAGGED)
+        if seen and not torch.equal(seen[0], self.embed(ids)):
+            raise TargetError(
+                f"target {self.name}: its first layer does not receive what its embedding module returns; a drafter "
+                "would borrow the wrong embedding. This architecture is not supported"
+            )
+        cache = RaggedCache(1, 32, self.device)
+        self.forward(ids[:, :7], cache, [0], logits="none")
+        cache.commit(0, 7)
+        self.forward((ids[:, 7:12] + 1).remainder(self.vocab_size), cache, [0], logits="none")  # rolled back
+        resumed = self.forward(ids[:, 7:], cache, [0]).logits
+        scale = reference.float().abs().max().clamp(min=1.0).item()
+        bound = {torch.float32: 1e-3, torch.float64: 1e-8}.get(self.dtype, 5e-2) * scale
+        for what, got, expected in (
+            ("logits without a cache differ from the model's own", self.logits(ids), reference),
+            ("logits after a rollback differ from a fresh pass", resumed, reference[:, 7:]),
+        ):
+            gap = (got.float() - expected.float()).abs().max().item()
+            if not gap <= bound:  # NaN fails too
+                raise TargetError(
+                    f"target {self.name}: {what} by {gap:.3g} (allowed {bound:.3g}); models whose memory cannot be cut "
+                    "back (recurrent or compressing layers) cannot verify drafts"
+                )
+
+    @property
+    def _has_softcap(self) -> bool:
+        return getattr(self.config, "attn_logit_softcapping", None) is not None
+
+
+def _decoder_layers(decoder: Any, name: str) -> Any:
+    layers = getattr(decoder, "layers", None)
+    if layers is None:
+        raise TargetError(f"target {name}: {type(decoder).__name__} has no .layers to tap; use a decoder-only model")
+    return layers
+
+
+def _resolve_source(config: Any) -> tuple[str, dict[str, str]]:
+    """Turn a configured source into what from_pretrained takes: a hub id or folder, and a GGUF file within it."""
+    path = Path(config.source).expanduser()
+    gguf = getattr(config, "gguf_file", None)
+    if path.suffix == ".gguf":
+        if not path.is_file():
+            raise TargetError(f"no GGUF file at {path}; check targets.<name>.source")
+        return str(path.parent), {"gguf_file": path.name}
+    looks_local = path.is_absolute() or config.source.startswith((".", "~")) or config.source.count("/") > 1
+    if looks_local and not path.is_dir():
+        raise TargetError(f"no folder at {path}; check targets.<name>.source")
+    return (str(path) if path.is_dir() else config.source), ({"gguf_file": gguf} if gguf else {})
