@@ -1,0 +1,416 @@
+"""The configuration: one strict typed model, and every default in exactly one place, here.
+
+It knows the names, types and bounds of the settings, how a profile extends another, and how to say what is
+wrong with a setting.  It does not know what any stage does with them, and imports neither torch nor Snakemake:
+a mistake is reported within a second.  ``harness/config/schema.json`` is generated from this file:
+
+    python -m harness.config --write-schema
+    python -m harness.config --show smoke            # a profile with all its defaults filled in
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+import os
+import types
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+ROOT = Path(__file__).resolve().parent.parent
+PROFILES = ROOT / "harness" / "config"
+SCHEMA = PROFILES / "schema.json"
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+SuiteSource = Literal["pocket", "gsm8k", "math500", "humaneval", "mbpp", "mt_bench", "alpaca"]
+
+
+class ConfigError(ValueError):
+    """A setting that cannot be used.  The message names the key, its place and the mend."""
+
+
+class Section(BaseModel):
+    """Base of every section: unknown keys are errors, values are fixed after loading."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
+
+
+class TargetConfig(Section):
+    source: str = Field(min_length=1)
+    """A hub id, a local folder, or a .gguf file.  A relative path is looked up from the project root."""
+    revision: str | None = None
+    """Commit or tag of a hub id; recorded, and part of what makes a result."""
+    dtype: Literal["float32", "bfloat16", "float64"] = "float32"
+    device: str = "auto"
+    """auto (a GPU if there is one), cpu, cuda, or cuda:N."""
+    thinking: bool | None = None
+    """Value of enable_thinking for chat templates that have it; null leaves it out."""
+    gguf_file: str | None = None
+    """Name of the .gguf file inside a hub repository or folder."""
+
+
+class SuiteConfig(Section):
+    source: SuiteSource
+    """Where the prompts come from; pocket suites are told apart by the name of the suite."""
+    prompts: int = Field(gt=0)
+    """How many prompts, sampled with sample_seed; never simply the first ones."""
+    max_new_tokens: int = Field(gt=0)
+    scored: bool = True
+    sample_seed: int = Field(0, ge=0)
+    shots: int | None = Field(None, ge=0)
+    """Worked examples before the question; null: none with a chat template, else the suite's usual number."""
+    stop_strings: list[str] | None = None
+    """Texts that end a response.  null: none with a chat template, the suite's usual ones without one."""
+
+
+class DecodeConfig(Section):
+    batch_size: int = Field(1, gt=0)
+    accept: Literal["exact", "rejection"] = "exact"
+    """exact: the target's own choice must equal the proposal; rejection: sampled proposals, residual."""
+    trace: bool = True
+    """Keep proposals and the target's choices of every round; the gauges and the relay columns need them."""
+
+
+class DrafterSettings(Section):
+    block_size: int = Field(16, ge=2)
+    alignment: Literal["same", "next"] = "same"
+    num_proposals: int | None = Field(None, gt=0)
+    """Proposals a round; null: as many as the block can hold."""
+    num_layers: int = Field(1, gt=0)
+    taps: list[int] | None = None
+    """Target layers whose outputs are read; null: spread evenly from layer 1 to the third from last."""
+    mask_token_id: int | None = Field(None, ge=0)
+    """Token whose embedding fills the slots to be denoised; null: an unused one is chosen and recorded."""
+    intermediate_size: int | None = Field(None, gt=0)
+    """Width of the drafter's feed-forward layers; null: as in the target."""
+    draft_vocab_size: int | None = Field(None, gt=0)
+    """Draft over the N most frequent tokens only (a large vocabulary on a small machine); null: over all."""
+
+    @model_validator(mode="after")
+    def block_holds_its_proposals(self) -> DrafterSettings:
+        most = self.block_size - (self.alignment == "same")
+        if self.num_proposals is not None and self.num_proposals > most:
+            raise ValueError(
+                f"num_proposals is {self.num_proposals}; a block of {self.block_size} slots with alignment "
+                f"{self.alignment!r} proposes at most {most}"
+            )
+        return self
+
+
+class TrajectoriesConfig(Section):
+    source: str = "pocket"
+    """Where training prompts come from: pocket, gsm8k, sharegpt, or a .jsonl file of prompts."""
+    prompts: int = Field(gt=0)
+    max_new_tokens: int = Field(gt=0)
+    temperatures: list[float] = [0.0, 1.0]
+    """The prompts are shared out evenly over these: a drafter that serves T = 0 and T = 1 sees both."""
+    batch_size: int = Field(32, gt=0)
+    seed: int = Field(0, ge=0)
+
+    @field_validator("temperatures")
+    @classmethod
+    def usable(cls, values: list[float]) -> list[float]:
+        return distinct(values, low=0.0)
+
+
+class TrainConfig(Section):
+    steps: int = Field(gt=0)
+    batch_sequences: int = Field(8, gt=0)
+    anchors: int = Field(16, gt=0)
+    """Random anchors (blocks) a sequence and step."""
+    learning_rate: float = Field(6e-4, gt=0)
+    warmup_ratio: float = Field(0.04, ge=0, lt=1)
+    weight_decay: float = Field(0.0, ge=0)
+    clip: float = Field(1.0, gt=0)
+    gamma: float = Field(7.0, gt=0)
+    """Slot k weighs exp(-(k-1)/gamma): 7 for block 16, 5 for 10, 4 for 8."""
+    max_length: int = Field(3072, gt=1)
+    """Longer trajectories are cut here."""
+    head_chunk: int = Field(1024, gt=0)
+    """Supervised slots whose logits exist at one time."""
+    feature_cache_gb: float = Field(1.0, ge=0)
+    """Target features of the training set are kept in memory if they fit into this; 0 never keeps them."""
+    checkpoint_every: int = Field(100, gt=0)
+    eval_every: int = Field(100, gt=0)
+    walk_prompts: int = Field(16, gt=0)
+    """Held-out trajectories for accept_walk and for the check of the walk against the decoder."""
+
+
+class TimingConfig(Section):
+    prompts: int = Field(4, gt=0)
+    """Prompts of each suite."""
+    repeats: int = Field(3, gt=0)
+    """Interleaved passes over all methods."""
+    warmup: int = Field(1, ge=0)
+    temperatures: list[float] = [0.0]
+
+    @field_validator("temperatures")
+    @classmethod
+    def usable(cls, values: list[float]) -> list[float]:
+        return distinct(values, low=0.0)
+
+
+class ReportConfig(Section):
+    bootstrap: int = Field(2000, gt=0)
+    """Resamples, over seeds and then prompts, behind each interval."""
+    confidence: float = Field(0.95, gt=0, lt=1)
+    figure_formats: list[Literal["png", "pdf", "svg"]] = ["png", "pdf", "svg"]
+
+
+class Config(Section):
+    """One run of the pipeline, whole."""
+
+    profile: Name
+    output_dir: str | None = None
+    """null: results for the pocket profile, results/<profile> for every other."""
+    figures_dir: str | None = None
+    """null: figures for the pocket profile, figures/<profile> for every other."""
+    work_dir: str | None = None
+    """Checkpoints and partial lines, kept between runs, never an output of a rule; null: work/<profile>."""
+    data_dir: str | None = None
+    """Folder with the real suites' files; null: the environment variable HARNESS_DATA_DIR, else a hub."""
+    targets: dict[Name, TargetConfig] = Field(min_length=1)
+    suites: dict[Name, SuiteConfig] = Field(min_length=1)
+    methods: list[Name] = Field(min_length=1)
+    """Recipes; one folder under methods/ each."""
+    temperatures: list[float] = [0.0, 1.0]
+    seeds: list[int] = [0]
+    """A seed makes a drafter, and the draws at T > 0."""
+    decode: DecodeConfig = DecodeConfig()
+    drafter: DrafterSettings = DrafterSettings()
+    trajectories: TrajectoriesConfig
+    train: TrainConfig
+    timing: TimingConfig = TimingConfig()
+    report: ReportConfig = ReportConfig()
+
+    @model_validator(mode="before")
+    @classmethod
+    def fill_folders(cls, data: Any) -> Any:
+        if not isinstance(data, dict) or not isinstance(data.get("profile"), str):
+            return data
+        name = data["profile"]
+        under = "" if name == "pocket" else f"/{name}"
+        folders = {
+            "output_dir": f"results{under}",
+            "figures_dir": f"figures{under}",
+            "work_dir": f"work/{name}",
+        }
+        return {**data, **{key: data.get(key) or value for key, value in folders.items()}}
+
+    @field_validator("methods", "seeds")
+    @classmethod
+    def distinct_names(cls, values: list) -> list:
+        return distinct(values)
+
+    @field_validator("temperatures")
+    @classmethod
+    def usable_temperatures(cls, values: list[float]) -> list[float]:
+        return distinct(values, low=0.0)
+
+    @field_validator("methods")
+    @classmethod
+    def known_methods(cls, values: list[str]) -> list[str]:
+        valid = method_names()
+        for name in values:
+            if name not in valid:
+                hint = nearest(name, valid)
+                raise ValueError(f"unknown method {name!r}{hint}; valid methods: {', '.join(valid)}")
+        return values
+
+    @property
+    def data_root(self) -> Path | None:
+        """The folder with the real suites' files, or None for a hub."""
+        folder = self.data_dir or os.environ.get("HARNESS_DATA_DIR")
+        return project_path(folder) if folder else None
+
+
+def distinct(values: list, low: float | None = None) -> list:
+    """`values`, not empty, without repeats, none below `low`."""
+    if not values:
+        raise ValueError("is empty; give at least one value")
+    if len(set(values)) != len(values):
+        raise ValueError(f"names a value twice: {values}")
+    if low is not None and min(values) < low:
+        raise ValueError(f"{min(values)} is below {low}")
+    return values
+
+
+def method_names() -> list[str]:
+    """Every folder under methods/ with a card (README.md) is a method; finding that out imports no torch."""
+    return sorted(card.parent.name for card in (ROOT / "methods").glob("*/README.md"))
+
+
+def profile_names() -> list[str]:
+    return sorted(path.stem for path in PROFILES.glob("*.yaml"))
+
+
+def temperature_label(temperature: float) -> str:
+    """The temperature as it stands in file names: 0, 0.7, 1."""
+    return f"{temperature:g}"
+
+
+def project_path(text: str | Path) -> Path:
+    """A path as the user means it: absolute, or from the current folder, or from the project root."""
+    path = Path(text).expanduser()
+    return path if path.is_absolute() or path.exists() else ROOT / path
+
+
+def local_source(target: TargetConfig) -> Path | None:
+    """The folder or file a target's source names, or None where it is a hub id.
+
+    Raises ConfigError where it can only be a path (starts with . / or ~, holds two slashes, ends in .gguf) and
+    nothing is there.
+    """
+    path = project_path(target.source)
+    if path.exists():
+        return path
+    source = target.source
+    if source.startswith((".", "/", "~")) or source.count("/") > 1 or source.endswith(".gguf"):
+        raise ConfigError(
+            f"target source {source!r}: no such file or folder; give a path that exists or a hub id"
+        )
+    return None
+
+
+def nearest(name: str, valid: Iterable[str]) -> str:
+    """', did you mean ...?' for the closest valid name, or nothing."""
+    found = difflib.get_close_matches(str(name), list(valid), n=1, cutoff=0.5)
+    return f", did you mean {found[0]!r}?" if found else ""
+
+
+def merge(base: Any, over: Any) -> Any:
+    """`over` laid on `base`: mappings key by key (null removes a section or an entry), all else replaced."""
+    if not (isinstance(base, Mapping) and isinstance(over, Mapping)):
+        return over
+    merged = dict(base)
+    for key, value in over.items():
+        if value is None and isinstance(base.get(key), Mapping):
+            merged.pop(key)
+        else:
+            merged[key] = merge(base.get(key), value)
+    return merged
+
+
+def read_profile(name_or_path: str | Path, chain: tuple[str, ...] = ()) -> dict:
+    """The settings of a profile by name, or of a YAML file; `extends: <profile>` is resolved first."""
+    name = str(name_or_path)
+    if name in chain:
+        raise ConfigError(f"profile {name!r} extends itself: {' -> '.join((*chain, name))}")
+    path = Path(name_or_path)
+    if path.suffix not in (".yaml", ".yml"):
+        valid = profile_names()
+        if name not in valid:
+            hint = nearest(name, valid)
+            raise ConfigError(f"unknown profile {name!r}{hint}; valid profiles: {', '.join(valid)}")
+        path = PROFILES / f"{name}.yaml"
+    if not path.is_file():
+        raise ConfigError(f"no configuration file at {path}")
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not YAML: {error}") from error
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path} holds no mapping of settings")
+    base = data.pop("extends", None)
+    return merge(read_profile(base, (*chain, name)), data) if base else data
+
+
+def load_config(
+    profile: str | Path = "pocket", overrides: Mapping | None = None, check: bool = True
+) -> Config:
+    """The configuration of a profile (name or YAML file) with `overrides` laid over it.
+
+    overrides: nested as in the YAML file; text from a command line is converted ("10" to 10, "null" to none).
+    check: also look at the folders and files it names.
+    Raises ConfigError that names the key, its place, and the mend.
+    """
+    data = merge(read_profile(profile), spelled_nulls(overrides or {}))
+    try:
+        config = Config.model_validate(data)
+    except ValidationError as error:
+        raise ConfigError(explain(error, str(profile))) from None
+    if check:
+        check_paths(config)
+    return config
+
+
+def spelled_nulls(value: Any) -> Any:
+    """Command lines hand over text; numbers and booleans are converted by the model, null is not."""
+    if isinstance(value, Mapping):
+        return {key: spelled_nulls(item) for key, item in value.items()}
+    return None if isinstance(value, str) and value in ("null", "~") else value
+
+
+def check_paths(config: Config) -> None:
+    root = config.data_root
+    if root is not None and not root.is_dir():
+        raise ConfigError(
+            f"data_dir or HARNESS_DATA_DIR is {str(root)!r}: no such folder; correct or remove it"
+        )
+    for target in config.targets.values():
+        local_source(target)
+
+
+def explain(error: ValidationError, profile: str) -> str:
+    """One line for each mistake: where, what, and what would be valid."""
+    lines = []
+    for item in error.errors():
+        place = ".".join(str(part) for part in item["loc"])
+        if item["type"] == "extra_forbidden":
+            *section, key = item["loc"]
+            valid = keys_at(Config, tuple(section))
+            where = ".".join(str(part) for part in section) or "the top level"
+            lines.append(
+                f"unknown key {key!r} in {where}{nearest(key, valid)}; valid keys: {', '.join(valid)}"
+            )
+        elif item["type"] == "missing":
+            lines.append(f"{place} is missing; set it in the profile")
+        else:
+            lines.append(f"{place} is {item['input']!r}: {item['msg'].removeprefix('Value error, ')}")
+    return f"configuration {profile}:\n  " + "\n  ".join(lines)
+
+
+def keys_at(model: type[BaseModel], place: tuple) -> list[str]:
+    """The valid keys at a place of the configuration, e.g. ("suites", "gsm8k")."""
+    kind: Any = model
+    for part in place:
+        fields = getattr(kind, "model_fields", None)
+        kind = fields[part].annotation if fields else get_args(kind)[1]
+        if get_origin(kind) in (Union, types.UnionType):
+            kind = next(choice for choice in get_args(kind) if choice is not type(None))
+    return list(kind.model_fields)
+
+
+def schema_text() -> str:
+    """The JSON schema of the configuration, as committed in harness/config/schema.json."""
+    return json.dumps(Config.model_json_schema(), indent=2, sort_keys=True) + "\n"
+
+
+def dump(config: Config) -> str:
+    """The resolved configuration as YAML that `load_config` reads back unchanged."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=True, allow_unicode=True)
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m harness.config", description="Show the configuration.")
+    parser.add_argument("--write-schema", action="store_true", help="regenerate harness/config/schema.json")
+    parser.add_argument(
+        "--show", metavar="PROFILE", help="print a profile (name or file), defaults filled in"
+    )
+    arguments = parser.parse_args(argv)
+    if arguments.write_schema:
+        SCHEMA.write_text(schema_text(), encoding="utf-8")
+    if arguments.show:
+        try:
+            print(dump(load_config(arguments.show)), end="")
+        except ConfigError as error:
+            parser.exit(2, f"{error}\n")
+
+
+if __name__ == "__main__":
+    main()
