@@ -1,7 +1,7 @@
 """The configuration: one strict typed model, and every default in exactly one place, here.
 
 It knows the names, types and bounds of the settings, how a profile extends another, and how to say what is
-wrong with a setting.  It does not know what any stage does with them, and imports neither torch nor Snakemake:
+wrong with one.  It does not know what any stage does with them, and imports neither torch nor Snakemake:
 a mistake is reported within a second.  ``harness/config/schema.json`` is generated from this file:
 
     python -m harness.config --write-schema
@@ -137,8 +137,27 @@ class TrainConfig(Section):
     """Target features of the training set are kept in memory if they fit into this; 0 never keeps them."""
     checkpoint_every: int = Field(100, gt=0)
     eval_every: int = Field(100, gt=0)
+    heldout_prompts: int = Field(48, gt=0)
+    """Prompts whose trajectories are never trained on: held-out cross-entropy, accuracy and the walk use them."""
     walk_prompts: int = Field(16, gt=0)
-    """Held-out trajectories for accept_walk and for the check of the walk against the decoder."""
+    """Held-out greedy trajectories (among heldout_prompts) for accept_walk and its check against the decoder."""
+    threads: int = Field(0, ge=0)
+    """CPU threads of the trainer; 0: as many as torch chooses.  Sums depend on it in their last bit."""
+    plateau_percent: float = Field(2.0, gt=0)
+    """A held-out cross-entropy that improves by less over the last quarter of the steps has reached its plateau."""
+    stop_at_plateau: bool = False
+    """Stop there; otherwise the plateau is only recorded."""
+    wall_time_minutes: float | None = Field(None, gt=0)
+    """Stop after this much training, all resumes together; null: only the steps count."""
+
+    @model_validator(mode="after")
+    def walks_are_held_out(self) -> TrainConfig:
+        if self.walk_prompts > self.heldout_prompts:
+            raise ValueError(
+                f"walk_prompts is {self.walk_prompts} but heldout_prompts only {self.heldout_prompts}; walked "
+                "trajectories are held-out ones, so lower the first or raise the second"
+            )
+        return self
 
 
 class TimingConfig(Section):
@@ -263,7 +282,7 @@ def project_path(text: str | Path) -> Path:
 def local_source(target: TargetConfig) -> Path | None:
     """The folder or file a target's source names, or None where it is a hub id.
 
-    Raises ConfigError where it can only be a path (starts with . / or ~, holds two slashes, ends in .gguf) and
+    Raises ConfigError where it can only be a path (starts with . / or ~, has two slashes, ends in .gguf) and
     nothing is there.
     """
     path = project_path(target.source)
