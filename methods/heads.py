@@ -1,0 +1,121 @@
+"""From denoised slots to tokens.  A head knows logits and the order of slots; it knows no cache and no position.
+
+Two ways in: `train_logits` is teacher-forced (every slot at once, true tokens as prefix), `draft` is the inference
+procedure (a sequential head reads the tokens it has just drafted).  Both see slots through `BlockLayout`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from methods.config import DrafterConfig
+from methods.contract import SENTINEL, Proposal, Sampling, TargetBinding
+
+
+class DraftError(RuntimeError):
+    """A drafter produced something no decoder should verify: logits that are not finite, or a slot never drafted."""
+
+
+class TrainLogits(NamedTuple):
+    """Logits of the supervised slots, [..., supervised, V].  base: the same without the head's correction, if any."""
+
+    final: Tensor
+    base: Tensor | None
+
+
+class DraftBuffer:
+    """Collects the proposals of one round: chooses tokens from logits, greedily or by inverse CDF, and keeps q.
+
+    Starts filled with `SENTINEL`; `proposal` refuses a slot that was never written.  draft_vocab [V_d] maps the ids of
+    the logits to target ids.
+    """
+
+    def __init__(self, batch: int, count: int, vocab_size: int, device: torch.device, *,
+                 sampling: Sampling | None = None, draft_vocab: Tensor | None = None, keep_logits: bool = False):
+        self.tokens = torch.full((batch, count), SENTINEL, dtype=torch.int64, device=device)
+        self.vocab_size, self.sampling, self.draft_vocab = vocab_size, sampling, draft_vocab
+        self.q: list[Tensor] = []
+        self.logits: list[Tensor] | None = [] if keep_logits else None
+        self._sums: list[Tensor] = []
+
+    def write(self, first: int, logits: Tensor) -> Tensor:  # [B, n, V_d] -> [B, n]
+        """Choose the proposals ``first .. first+n-1`` from their logits; returns them as target ids."""
+        span = slice(first, first + logits.shape[1])
+        # A sum is finite only if all its terms are: one cheap pass, read once per round in `proposal`.
+        self._sums.append(logits.sum(-1, dtype=torch.promote_types(logits.dtype, torch.float32)))
+        if self.logits is not None:
+            self.logits.append(logits)
+        if self.sampling is None:
+            chosen = logits.argmax(-1)
+        else:
+            chosen = self._sample(logits, self.sampling.uniforms[:, span])
+        if self.draft_vocab is not None:
+            chosen = self.draft_vocab[chosen]
+        self.tokens[:, span] = chosen
+        return chosen
+
+    def _sample(self, logits: Tensor, uniforms: Tensor) -> Tensor:  # [B, n, V_d], [B, n] -> [B, n]
+        """Invert the distribution at `uniforms`, and keep that very distribution as q."""
+        dtype = torch.promote_types(logits.dtype, torch.float32)
+        q = torch.softmax(logits.to(dtype) / self.sampling.temperature, dim=-1)
+        cdf = q.cumsum(-1, dtype=torch.float64)
+        # Scaled to the last value, so that rounding can never reach past the last token with any probability.
+        point = uniforms.to(torch.float64)[..., None] * cdf[..., -1:]
+        chosen = torch.searchsorted(cdf, point, right=True)[..., 0].clamp(max=logits.shape[-1] - 1)
+        if self.draft_vocab is not None:
+            q = q.new_zeros(*q.shape[:-1], self.vocab_size).index_copy(-1, self.draft_vocab, q)
+        self.q.append(q)
+        return chosen
+
+    def proposal(self, name: Callable[[int], str]) -> Proposal:
+        """The finished round.  Raises `DraftError` naming, through `name(b)`, the row whose draft is unusable."""
+        finite = torch.isfinite(torch.cat(self._sums, dim=1)).all(1) if self._sums else self.tokens[:, 0] == SENTINEL
+        written = (self.tokens != SENTINEL).all(1)
+        if not (finite & written).all():
+            for b, (is_finite, is_written) in enumerate(zip(finite.tolist(), written.tolist(), strict=True)):
+                if not is_finite:
+                    raise DraftError(f"draft logits of {name(b)} are not finite; look for NaN in its taps or weights")
+                if not is_written:
+                    raise DraftError(f"{name(b)} left a proposal unwritten: {self.tokens[b].tolist()}; "
+                                     f"the head must write all {self.tokens.shape[1]} slots")
+        return Proposal(self.tokens, torch.cat(self.q, dim=1) if self.q else None)
+
+
+class Head(nn.Module):
+    """Base of all heads.  `binding` always offers `head` over the drafter's own vocabulary (V_d = V if not narrowed)."""
+
+    def __init__(self, config: DrafterConfig) -> None:
+        super().__init__()
+        self.layout = config.layout
+
+    def base_share(self, progress: float) -> float:
+        """Weight of `TrainLogits.base` in the loss at `progress` 0..1 through training; the rest goes to `final`."""
+        return 0.0
+
+    def train_logits(self, hidden: Tensor, tokens: Tensor, binding: TargetBinding) -> TrainLogits:
+        """Teacher-forced logits.  hidden: [..., block, H]; tokens: [..., block] true tokens at p..p+block-1, of which
+        the slot that predicts p+k may read those before p+k only."""
+        raise NotImplementedError
+
+    def draft(self, hidden: Tensor, anchors: Tensor, buffer: DraftBuffer, binding: TargetBinding) -> None:
+        """Write all proposals into `buffer`.  hidden: [B, block, H]; anchors: [B] anchor tokens."""
+        raise NotImplementedError
+
+
+class PlainHead(Head):
+    """Slots are independent given the block: the target's own head on each (DFlash)."""
+
+    def train_logits(self, hidden: Tensor, tokens: Tensor, binding: TargetBinding) -> TrainLogits:
+        slots = self.layout.supervised_slots
+        return TrainLogits(binding.head(hidden[..., slots.start : slots.stop, :]), None)
+
+    def draft(self, hidden: Tensor, anchors: Tensor, buffer: DraftBuffer, binding: TargetBinding) -> None:
+        slots = self.layout.proposing_slots
+        buffer.write(0, binding.head(hidden[:, slots.start : slots.stop]))
+
+
+HEADS: dict[str, type[Head]] = {"plain": PlainHead}
