@@ -1,0 +1,171 @@
+"""The decode stage: one suite, one method, one temperature, one seed, into one file of records.
+
+    python -m harness.run_suite --config pocket --target pocket --method ar --suite pocket_word \
+        --temperature 0 --seed 0 --out records.jsonl [--drafter FOLDER]
+
+It knows how tasks become prompts and responses become records, and that an interrupted run goes on where it stopped:
+finished responses are kept as lines in the work folder, keyed by everything that could change them.  It does not know
+what a drafter is, nor what will be computed from the records.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import logging
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+from harness.arms import load_arm
+from harness.config import Config, ConfigError, load_config, temperature_label
+from harness.data import Task, build_prompts, first_messages, next_turn, prompt_of, shared_prefix, stop_strings, suite_prompts
+from harness.decode import Decoder, DecodeSettings, Prompt
+from harness.provenance import source_digest
+from harness.records import Record, append_record, read_records, write_records
+from harness.score.grade import Limits, grade, self_test
+from harness.stops import StopRule
+from harness.target import Target
+
+log = logging.getLogger(__name__)
+
+
+def run_suite(
+    config: Config, target: Target, name: str, method: str, suite: str, temperature: float, seed: int, drafter: Path | None
+) -> list[dict]:
+    """Decode and grade every turn of every prompt of a suite; returns its records in order of prompts and turns.
+
+    All bad input (unknown suite, prompt longer than the context, checkpoint of another target, a grader that fails its
+    own test) raises before the first token is decoded.
+    """
+    spec = config.suites[suite]
+    tasks = suite_prompts(suite, spec, config.data_root)
+    limits = Limits(run_code=spec.scored)
+    if spec.scored:
+        self_test(tasks, limits)
+    prompts = build_prompts(tasks, target, spec.max_new_tokens)
+    arm = load_arm(target, method, drafter)
+    stops = tuple(spec.stop_strings) if spec.stop_strings is not None else stop_strings(tasks, target)
+    settings = DecodeSettings(
+        temperature=temperature,
+        seed=seed,
+        max_new_tokens=spec.max_new_tokens,
+        stop_ids=target.stop_ids,
+        stop_strings=stops,
+        accept=config.decode.accept if temperature > 0 else "exact",
+        trace=config.decode.trace and arm is not None,
+    )
+    facts = [name, target.fingerprint, method, suite, temperature, seed, repr(settings), _checkpoint_digest(drafter)]
+    partial = _partial_path(config, name, method, suite, temperature, seed, facts)
+    done = {(r["prompt_id"], r["turn"]): r for r in read_records(partial, repair=True)}
+    log.info("%s %s T=%g seed %d: %d prompts, %d finished before", method, suite, temperature, seed, len(tasks), len(done))
+
+    shared = shared_prefix(tasks, prompts, target)
+    decoder = Decoder(target, arm, settings, rows=config.decode.batch_size, shared_prefix=shared)
+    fields = {"target": name, "method": method, "suite": suite, "temperature": temperature, "seed": seed}
+    talks = {task.id: first_messages(task) for task in tasks}
+    pending, turn = list(tasks), 0
+    while pending:
+        asked = [prompt_of(task, talks[task.id], target, spec.max_new_tokens) for task in pending]
+        missing = [p for p in asked if (p.id, turn) not in done]
+        _decode_turn(decoder, target, missing, {t.id: t for t in pending}, fields, spec.scored, limits, partial, done)
+        following = []
+        for task in pending:
+            answer = {"role": "assistant", "content": done[task.id, turn]["text"]}
+            messages = next_turn(task, [*talks[task.id], answer])
+            if messages is not None:
+                talks[task.id] = messages
+                following.append(task)
+        pending, turn = following, turn + 1
+    order = {task.id: index for index, task in enumerate(tasks)}
+    return [done[key] for key in sorted(done, key=lambda key: (order.get(key[0], -1), key[1])) if key[0] in order]
+
+
+def _decode_turn(
+    decoder: Decoder,
+    target: Target,
+    prompts: Sequence[Prompt],
+    tasks: dict[str, Task],
+    fields: dict,
+    scored: bool,
+    limits: Limits,
+    partial: Path,
+    done: dict,
+) -> None:
+    """Decode one turn's prompts; each finished response is graded, appended to the partial file, and put in `done`."""
+    if not prompts:
+        return
+    rule = StopRule((), decoder.settings.stop_strings, decoder.settings.max_new_tokens, target.decode)
+    start = time.monotonic()
+    label = f"{fields['method']} {fields['suite']} T={fields['temperature']:g}"
+    for number, response in enumerate(tqdm(decoder.run(prompts), total=len(prompts), desc=label, mininterval=2), 1):
+        text = rule.trim(target.decode(response.output_ids))
+        mark = grade(tasks[response.prompt_id], text, response.turn, limits) if scored else None
+        record = Record.of(
+            response,
+            **fields,
+            text=text,
+            score=mark.score if mark else None,
+            verdict=mark.verdict if mark else None,
+            seconds=round((time.monotonic() - start) / number, 4),
+        )
+        append_record(partial, record)
+        done[response.prompt_id, response.turn] = json.loads(json.dumps(record.__dict__))
+
+
+def _checkpoint_digest(folder: Path | None) -> str | None:
+    if folder is None:
+        return None
+    digest = hashlib.sha256()
+    for path in (folder / "config.json", folder / "model.safetensors"):
+        digest.update(path.read_bytes() if path.is_file() else b"")
+    return digest.hexdigest()
+
+
+def _partial_path(config: Config, name: str, method: str, suite: str, temperature: float, seed: int, facts: list) -> Path:
+    """Where the finished lines of this very computation lie: another target, drafter, setting or code, another file."""
+    facts = [*facts, source_digest("decode"), config.suites[suite].model_dump(mode="json")]
+    key = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:12]
+    folder = Path(config.work_dir or "work") / "partial" / name / method
+    return folder / f"{suite}-T{temperature_label(temperature)}-seed{seed}-{key}.jsonl"
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m harness.run_suite", description=__doc__.split("\n")[0])
+    parser.add_argument("--config", default="pocket", help="a profile or a YAML file")
+    parser.add_argument("--target", required=True, help="a name under targets:")
+    parser.add_argument("--method", required=True, help="a recipe, e.g. ar")
+    parser.add_argument("--suite", required=True, help="a name under suites:")
+    parser.add_argument("--temperature", type=float, required=True)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--drafter", type=Path, help="checkpoint folder, for a method that drafts")
+    parser.add_argument("--out", type=Path, required=True, help="records file to write")
+    parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 leaves torch's choice")
+    arguments = parser.parse_args(argv)
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
+    try:
+        config = load_config(arguments.config)
+        for key, value in (("targets", arguments.target), ("suites", arguments.suite)):
+            if value not in getattr(config, key):
+                raise ConfigError(f"no {value!r} under {key}; there are {', '.join(getattr(config, key))}")
+        target = Target.load(config.targets[arguments.target], arguments.target)
+        records = run_suite(
+            config, target, arguments.target, arguments.method, arguments.suite, arguments.temperature, arguments.seed,
+            arguments.drafter,
+        )
+    except ValueError as error:
+        parser.exit(2, f"{error}\n")
+    write_records(arguments.out, records)
+    steps, tokens = sum(len(r["committed"]) for r in records), sum(sum(r["committed"]) for r in records)
+    print(json.dumps({"records": len(records), "steps": steps, "tau": round(tokens / max(steps, 1), 4), "pid": os.getpid()}))
+
+
+if __name__ == "__main__":
+    main()
