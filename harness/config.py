@@ -22,12 +22,14 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from methods.recipes import RECIPES
+
 ROOT = Path(__file__).resolve().parent.parent
 PROFILES = ROOT / "harness" / "config"
 SCHEMA = PROFILES / "schema.json"
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
-SuiteSource = Literal["pocket", "gsm8k", "math500", "humaneval", "mbpp", "mt_bench", "alpaca"]
+SuiteSource = Literal["pocket", "gsm8k", "humaneval"]
 
 
 class ConfigError(ValueError):
@@ -65,7 +67,7 @@ class SuiteConfig(Section):
     shots: int | None = Field(None, ge=0)
     """Worked examples before the question; null: none with a chat template, else the suite's usual number."""
     stop_strings: list[str] | None = None
-    """Texts that end a response.  null: none with a chat template, the suite's usual ones without one."""
+    """Texts that end a response; null: none with a chat template, else the suite's usual ones."""
 
 
 class DecodeConfig(Section):
@@ -104,7 +106,7 @@ class DrafterSettings(Section):
 
 class TrajectoriesConfig(Section):
     source: str = "pocket"
-    """Where training prompts come from: pocket, gsm8k, sharegpt, or a .jsonl file of prompts."""
+    """pocket, one pocket suite, gsm8k (its training split), or a .jsonl file of prompts."""
     prompts: int = Field(gt=0)
     max_new_tokens: int = Field(gt=0)
     temperatures: list[float] = [0.0, 1.0]
@@ -138,13 +140,13 @@ class TrainConfig(Section):
     checkpoint_every: int = Field(100, gt=0)
     eval_every: int = Field(100, gt=0)
     heldout_prompts: int = Field(48, gt=0)
-    """Prompts whose trajectories are never trained on: held-out cross-entropy, accuracy and the walk use them."""
+    """Prompts never trained on: held-out cross-entropy, accuracy and the walk use their trajectories."""
     walk_prompts: int = Field(16, gt=0)
-    """Held-out greedy trajectories (among heldout_prompts) for accept_walk and its check against the decoder."""
+    """Greedy ones among heldout_prompts for accept_walk and its check against the decoder."""
     threads: int = Field(0, ge=0)
     """CPU threads of the trainer; 0: as many as torch chooses.  Sums depend on it in their last bit."""
     plateau_percent: float = Field(2.0, gt=0)
-    """A held-out cross-entropy that improves by less over the last quarter of the steps has reached its plateau."""
+    """Held-out cross-entropy improving by less over the last quarter of the steps is at its plateau."""
     stop_at_plateau: bool = False
     """Stop there; otherwise the plateau is only recorded."""
     wall_time_minutes: float | None = Field(None, gt=0)
@@ -154,8 +156,8 @@ class TrainConfig(Section):
     def walks_are_held_out(self) -> TrainConfig:
         if self.walk_prompts > self.heldout_prompts:
             raise ValueError(
-                f"walk_prompts is {self.walk_prompts} but heldout_prompts only {self.heldout_prompts}; walked "
-                "trajectories are held-out ones, so lower the first or raise the second"
+                f"walk_prompts is {self.walk_prompts} but heldout_prompts only {self.heldout_prompts}; "
+                "walked trajectories are held-out ones, so lower the first or raise the second"
             )
         return self
 
@@ -196,7 +198,7 @@ class Config(Section):
     targets: dict[Name, TargetConfig] = Field(min_length=1)
     suites: dict[Name, SuiteConfig] = Field(min_length=1)
     methods: list[Name] = Field(min_length=1)
-    """Recipes; one folder under methods/ each."""
+    """Recipes, see methods/recipes.py; ar is the target alone."""
     temperatures: list[float] = [0.0, 1.0]
     seeds: list[int] = [0]
     """A seed makes a drafter, and the draws at T > 0."""
@@ -260,8 +262,8 @@ def distinct(values: list, low: float | None = None) -> list:
 
 
 def method_names() -> list[str]:
-    """Every folder under methods/ with a card (README.md) is a method; finding that out imports no torch."""
-    return sorted(card.parent.name for card in (ROOT / "methods").glob("*/README.md"))
+    """The recipes by name; `methods.recipes` imports no torch."""
+    return sorted(RECIPES)
 
 
 def profile_names() -> list[str]:

@@ -30,7 +30,7 @@ torch.set_num_threads(1)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """GPU tests are skipped only where there is no GPU; one that torch cannot use is a failure, not a skip."""
+    """GPU tests are skipped only where there is no GPU; one that torch cannot use is a failure."""
     if not HAS_GPU:
         for item in items:
             if item.get_closest_marker("gpu"):

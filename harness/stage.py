@@ -1,0 +1,292 @@
+"""Which code makes which result: a digest of the source that a stage can reach.
+
+It knows Python's syntax and the names of the stages; it imports none of them.  The digest comes from the
+source itself, so no list of files can go stale: from the stage's module on, every top-level definition that is
+named, directly or through others, is followed across `harness` and `methods`.  Comments, docstrings, layout and
+definitions that the stage never names do not count.  Names looked up at run time, as with
+``getattr(module, name)``, cannot be seen.
+
+Two decisions are made here on purpose:
+
+* Trajectories and training do not depend on the decoder (`DECODER`).  Trajectories come from its loop, but a
+  decoder may change how fast tokens come, never which; the tests hold it to that.  Training decodes only to
+  check itself.
+* Tables of components count entry by entry: of ``HEADS = {...}`` only what the method's recipe names.  So
+  adding a method, a head or a relay leaves every other method's results alone.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+
+from methods.recipes import RECIPES
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("harness", "methods")
+
+#: Settings reach a stage as values, which the rules record; the others say how it runs, not what it makes.
+SURROUNDINGS = frozenset({"harness.config", "harness.launch", "harness.provenance", "harness.stage"})
+DECODER = frozenset({"harness.decode", "harness.accept", "harness.cache", "methods.runner"})
+
+#: Stage -> (module, modules that do not count).
+STAGES: dict[str, tuple[str, frozenset[str]]] = {
+    "trajectories": ("harness.train.trajectories", SURROUNDINGS | DECODER),
+    "train": ("harness.train.__main__", SURROUNDINGS | DECODER | {"harness.train.trajectories"}),
+    "decode": ("harness.run_suite", SURROUNDINGS),
+    "timing": ("harness.timing", SURROUNDINGS),
+    "cells": ("harness.report.cells", SURROUNDINGS),
+    "table1": ("harness.report.table1", SURROUNDINGS),
+    "figures": ("harness.report.figures", SURROUNDINGS),
+}
+
+#: Tables whose keys are names of components; RECIPES is told apart by the names of the recipes themselves.
+COMPONENT_TABLES = frozenset({"FUSIONS", "BACKBONES", "HEADS", "RELAYS", "OBJECTIVES"})
+
+
+def digest(stage: str, methods: Iterable[str] = (), root: Path = ROOT) -> str:
+    """Hex digest of the code behind `stage`, with the components of `methods` and of no others.
+
+    Raises KeyError for an unknown stage or method, FileNotFoundError if the stage's module is missing.
+    """
+    return _digest(stage, tuple(sorted(methods)), root)
+
+
+@lru_cache
+def _digest(stage: str, methods: tuple[str, ...], root: Path) -> str:
+    module, ignored = STAGES[stage]
+    wanted = set(methods)
+    for name in methods:
+        recipe = RECIPES[name]
+        wanted |= {recipe.fusion, recipe.backbone, recipe.head, recipe.relay, recipe.objective} - {None}
+    hasher = hashlib.sha256()
+    for owner, text in sorted(reach(module, ignored, frozenset(wanted), root)):
+        hasher.update(f"{owner}\0{text}\0".encode())
+    return hasher.hexdigest()[:16]
+
+
+def reach(module: str, ignored: frozenset[str], wanted: frozenset[str], root: Path) -> set[tuple[str, str]]:
+    """(module, normalised source) of every top-level statement that `module` can reach."""
+    found: set[tuple[str, str]] = set()
+    start = _load(module, root)
+    if start is None:
+        raise FileNotFoundError(f"there is no module {module} under {root}")
+    todo: list[tuple[str, str | None]] = [(module, None)]  # a name in a module, or None for all of it
+    seen: set[tuple[str, str | None]] = set()
+    while todo:
+        item = todo.pop()
+        if item in seen or item[0] in ignored:
+            continue
+        seen.add(item)
+        owner = _load(item[0], root)
+        if owner is None:
+            continue
+        for statement in owner.reached(item[1], entry=item[0] == module):
+            pruned = _pruned(statement, wanted)
+            found.add((item[0], ast.unparse(pruned)))
+            todo.extend(owner.mentions(pruned, root))
+        todo.extend(owner.passes_on(item[1], root))
+        todo.extend((imported, "") for imported in owner.imports(root))
+        todo.extend((package, "") for package in _parents(item[0]))
+    return found
+
+
+@dataclass
+class Module:
+    """One source file, by top-level statement."""
+
+    name: str
+    is_package: bool
+    body: list[ast.stmt]
+    binders: dict[str, list[ast.stmt]] = field(default_factory=dict)  # name -> statements that bind it
+    effects: list[ast.stmt] = field(default_factory=list)  # run on import, whoever imports
+
+    def __post_init__(self) -> None:
+        for statement in self.body:
+            bound = _bound(statement)
+            for name in bound:
+                self.binders.setdefault(name, []).append(statement)
+            if not bound or not isinstance(statement, _QUIET):
+                self.effects.append(statement)
+
+    def reached(self, name: str | None, entry: bool) -> Iterator[ast.stmt]:
+        """Statements behind `name` (all for None) and those that importing the module runs; no imports."""
+        chosen = self.body if name is None else [*self.binders.get(name, []), *self.effects]
+        for statement in chosen:
+            if isinstance(statement, ast.Import | ast.ImportFrom):
+                continue  # a bare import counts only through the names that are used; see `mentions`
+            if entry or not _is_main_guard(statement):
+                yield statement
+
+    def passes_on(self, name: str | None, root: Path) -> Iterator[tuple[str, str | None]]:
+        """Where `name` leads if this module has itself imported it."""
+        for binder in self.binders.get(name or "", []):
+            if isinstance(binder, ast.Import | ast.ImportFrom):
+                yield from self._targets(binder, name, root)
+
+    def imports(self, root: Path) -> Iterator[str]:
+        """Project modules that importing this one imports; what they run on import counts, used or not."""
+        for statement in self.body:
+            if isinstance(statement, ast.Import | ast.ImportFrom):
+                for module, _ in self._targets(statement, None, root):
+                    yield module
+
+    def mentions(self, statement: ast.AST, root: Path) -> Iterator[tuple[str, str | None]]:
+        """Where the names in `statement` lead: into this module, or through its imports into others."""
+        modules_by_alias: dict[str, str] = {}
+        for node in ast.walk(statement):
+            if isinstance(node, ast.Import | ast.ImportFrom):  # an import inside a function
+                yield from self._targets(node, None, root)
+        names = {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)}
+        for name in names:
+            for binder in self.binders.get(name, []):
+                if isinstance(binder, ast.Import | ast.ImportFrom):
+                    for target in self._targets(binder, name, root):
+                        if target[1] is None:
+                            modules_by_alias[name] = target[0]
+                        else:
+                            yield target
+                else:
+                    yield self.name, name
+        yield from _attributes(statement, modules_by_alias)
+
+    def _targets(
+        self, node: ast.Import | ast.ImportFrom, name: str | None, root: Path
+    ) -> Iterator[tuple[str, str | None]]:
+        """(module, symbol or None) that an import statement brings in; only under `name` if one is given."""
+        base = "" if isinstance(node, ast.Import) else self._base(node)
+        for alias in node.names:
+            if name is not None and (alias.asname or alias.name.split(".")[0]) != name and alias.name != "*":
+                continue
+            if isinstance(node, ast.Import):
+                target: tuple[str, str | None] = (alias.name, None)
+            elif alias.name == "*" or _file(f"{base}.{alias.name}", root):
+                target = (base if alias.name == "*" else f"{base}.{alias.name}", None)
+            else:
+                target = (base, alias.name)
+            if target[0].split(".")[0] in PACKAGES:
+                yield target
+
+    def _base(self, node: ast.ImportFrom) -> str:
+        if not node.level:
+            return node.module or ""
+        parts = self.name.split(".")
+        parts = parts[: len(parts) - node.level + self.is_package]
+        return ".".join([*parts, node.module] if node.module else parts)
+
+
+#: Statements that only bind names when they run at import.
+_QUIET = (
+    ast.FunctionDef,
+    ast.AsyncFunctionDef,
+    ast.ClassDef,
+    ast.Assign,
+    ast.AnnAssign,
+    ast.Import,
+    ast.ImportFrom,
+)
+
+
+def _attributes(statement: ast.AST, aliases: dict[str, str]) -> Iterator[tuple[str, str | None]]:
+    """``alias.name`` leads to that name; a module used in any other way counts whole."""
+    dotted = set()
+    for node in ast.walk(statement):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in aliases:
+            dotted.add(id(node.value))
+            yield aliases[node.value.id], node.attr
+    for node in ast.walk(statement):
+        if isinstance(node, ast.Name) and node.id in aliases and id(node) not in dotted:
+            yield aliases[node.id], None
+
+
+def _bound(statement: ast.stmt) -> set[str]:
+    """Names that a top-level statement binds in its module."""
+    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return {statement.name}
+    names: set[str] = set()
+    for node in ast.walk(statement):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names |= {alias.asname or alias.name.split(".")[0] for alias in node.names}
+    return names
+
+
+def _pruned(statement: ast.stmt, wanted: frozenset[str]) -> ast.stmt:
+    """`statement` without docstrings, and of a table of components or recipes only the wanted entries."""
+    return ast.fix_missing_locations(_Pruner(wanted).visit(ast.parse(ast.unparse(statement)).body[0]))
+
+
+class _Pruner(ast.NodeTransformer):
+    def __init__(self, wanted: frozenset[str]) -> None:
+        self.wanted = wanted
+
+    def visit_FunctionDef(self, node):  # noqa: N802
+        self.generic_visit(node)
+        if ast.get_docstring(node, clean=False) is not None:
+            node.body = node.body[1:] or [ast.Pass()]
+        return node
+
+    visit_AsyncFunctionDef = visit_ClassDef = visit_FunctionDef  # noqa: N815
+
+    def visit_AnnAssign(self, node):  # noqa: N802
+        self.generic_visit(node)
+        if isinstance(node.target, ast.Name):
+            self._prune_table(node.target.id, node.value)
+        return node
+
+    def visit_Assign(self, node):  # noqa: N802
+        self.generic_visit(node)
+        if len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+            self._prune_table(node.targets[0].id, node.value)
+        return node
+
+    def _prune_table(self, name: str, value: ast.expr | None) -> None:
+        if name in COMPONENT_TABLES and isinstance(value, ast.Dict):
+            pairs = [pair for pair in zip(value.keys, value.values, strict=True) if self._keeps(pair[0])]
+            value.keys, value.values = [key for key, _ in pairs], [item for _, item in pairs]
+        elif name == "RECIPES" and value is not None:
+            for node in ast.walk(value):
+                if isinstance(node, ast.Tuple | ast.List):
+                    node.elts = [item for item in node.elts if self._keeps(item)]
+
+    def _keeps(self, node: ast.expr | None) -> bool:
+        """False only for plain entries of another name: a string key, or a call that starts with one."""
+        if isinstance(node, ast.Call) and node.args:
+            node = node.args[0]
+        return not (
+            isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value not in self.wanted
+        )
+
+
+def _is_main_guard(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.If) and ast.unparse(statement.test) == "__name__ == '__main__'"
+
+
+def _parents(module: str) -> list[str]:
+    """Packages above `module`: importing it runs their __init__ files."""
+    parts = module.split(".")
+    return [".".join(parts[:count]) for count in range(1, len(parts))]
+
+
+def _file(module: str, root: Path) -> Path | None:
+    base = root.joinpath(*module.split("."))
+    for path in (base.with_suffix(".py"), base / "__init__.py"):
+        if path.is_file():
+            return path
+    return None
+
+
+@lru_cache
+def _load(module: str, root: Path) -> Module | None:
+    path = _file(module, root)
+    if path is None:
+        return None
+    body = ast.parse(path.read_text(encoding="utf-8"), filename=str(path)).body
+    if body and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant):
+        body = body[1:]  # the docstring
+    return Module(module, path.name == "__init__.py", body)
