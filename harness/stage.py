@@ -1,9 +1,9 @@
 """Which code makes which result: a digest of the source that a stage can reach.
 
 It knows Python's syntax and the names of the stages; it imports none of them.  The digest comes from the
-source itself, so no list of files can go stale: from the stage's module on, every top-level definition that is
-named, directly or through others, is followed across `harness` and `methods`.  Comments, docstrings, layout and
-definitions that the stage never names do not count.  Names looked up at run time, as with
+source itself, so no list of files can go stale: from the stage's module on, every top-level definition that
+is named, directly or through others, is followed across `harness` and `methods`.  Comments, docstrings,
+layout and definitions that the stage never names do not count.  Names looked up at run time, as with
 ``getattr(module, name)``, cannot be seen.
 
 Two decisions are made here on purpose:
