@@ -26,6 +26,9 @@ class Angles(NamedTuple):
     cos: Tensor
     sin: Tensor
 
+    def unsqueeze(self, dim: int) -> Angles:
+        return Angles(self.cos.unsqueeze(dim), self.sin.unsqueeze(dim))
+
 
 class ContextWeights(NamedTuple):
     """Key and value projections of all layers, stacked so that context rows need one matrix product.
@@ -135,8 +138,7 @@ class DFlashBackbone(nn.Module):
         kv = F.linear(context, weights.kv).unflatten(-1, (len(self.layers), 2, self.kv_heads, self.head_dim))
         k, v = kv.unbind(-3)
         k = F.rms_norm(k, (self.head_dim,), eps=self.norm.eps) * weights.k_norm
-        cos, sin = (table[..., None, None, :] for table in angles)
-        return rotate(k, Angles(cos, sin)), v
+        return rotate(k, angles.unsqueeze(-2).unsqueeze(-2)), v
 
     def forward(self, x: Tensor, angles: Angles, attend: Attend) -> Tensor:  # [B, T, H] -> [B, T, H]
         """Denoise block inputs `x`; `angles` must broadcast against [B, heads, T, D].  The final norm is applied."""
