@@ -327,7 +327,10 @@ def read_profile(name_or_path: str | Path, chain: tuple[str, ...] = ()) -> dict:
         valid = profile_names()
         if name not in valid:
             hint = nearest(name, valid)
-            raise ConfigError(f"unknown profile {name!r}{hint}; valid profiles: {', '.join(valid)}")
+            raise ConfigError(
+                f"unknown profile {name!r}{hint}; valid profiles: {', '.join(valid)} (a file of your own "
+                "names the one it builds on with 'extends:')"
+            )
         path = PROFILES / f"{name}.yaml"
     if not path.is_file():
         raise ConfigError(f"no configuration file at {path}")

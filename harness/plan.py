@@ -1,0 +1,165 @@
+"""What the pipeline must make, and what each result depends on: settings, code, files.
+
+It knows the layout of the results folder and, for every stage, its own slice of the configuration.
+Snakemake records these slices and makes a result again when one of them changes, and only then; so a slice
+holds everything that can change the result and nothing else.  It does not know how a stage works.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from harness.config import (
+    Config,
+    dump,
+    load_config,
+    local_source,
+    temperature_label,
+)
+from harness.stage import ROOT, digest
+from methods.recipes import RECIPES
+
+#: Files of a local target up to this size are hashed; larger ones are told apart by size and time of change.
+HASHED_BYTES = 64 * 2**20
+
+
+class Plan:
+    """One configuration as the rules see it.  `jobs` are addressed by Snakemake's wildcards."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.out, self.figures, self.work = config.output_dir, config.figures_dir, config.work_dir
+        self.trained = [name for name in config.methods if RECIPES[name].drafts]
+        self.temperatures = [temperature_label(value) for value in config.temperatures]
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any]) -> Plan:
+        """From Snakemake's `config`: `profile` names the base (default pocket), everything else is laid
+        over it.
+
+        Raises ConfigError for anything that cannot be used.
+        """
+        base = settings.get("extends") or settings.get("profile", "pocket")
+        return cls(load_config(base, {key: value for key, value in settings.items() if key != "extends"}))
+
+    # -- files ---------------------------------------------------------------------------------------------
+
+    def write_config(self) -> Path:
+        """The resolved configuration, for the stages to read: one file per content, never changed."""
+        text = dump(self.config)
+        path = Path(self.work) / f"config.{hashlib.sha256(text.encode()).hexdigest()[:12]}.yaml"
+        if not path.is_file():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            partial = path.with_name(f".{path.name}.{os.getpid()}")
+            partial.write_text(text, encoding="utf-8")
+            partial.replace(path)
+        return path
+
+    def drafter(self, target: str, method: str, seed: int | str) -> list[str]:
+        """Files of a trained drafter; none for a method that has nothing to train."""
+        folder = f"{self.out}/drafters/{target}/{method}-seed{seed}"
+        return [f"{folder}/config.json", f"{folder}/model.safetensors"] if method in self.trained else []
+
+    def drafters(self, target: str, seeds: Iterable[int]) -> list[str]:
+        return [
+            file for seed in seeds for method in self.trained for file in self.drafter(target, method, seed)
+        ]
+
+    def marks(self, name: str) -> list[str]:
+        """done.json or learning_curve.csv of every drafter."""
+        return [
+            f"{self.out}/drafters/{target}/{method}-seed{seed}/{name}"
+            for target in self.config.targets
+            for method in self.trained
+            for seed in self.config.seeds
+        ]
+
+    def records(self) -> list[str]:
+        return [
+            f"{self.out}/records/{target}/{method}/{suite}-T{temperature}-seed{seed}.jsonl"
+            for target in self.config.targets
+            for method in self.config.methods
+            for suite in self.config.suites
+            for temperature in self.temperatures
+            for seed in self.config.seeds
+        ]
+
+    def timings(self) -> list[str]:
+        return [f"{self.out}/timing/{target}.jsonl" for target in self.config.targets]
+
+    def any_of(self, names: Iterable[str]) -> str:
+        """A pattern for a wildcard that may take these values only."""
+        return "|".join(re.escape(str(name)) for name in names) or "(?!)"
+
+    # -- slices of the configuration, as text --------------------------------------------------------------
+
+    def trajectories(self, wildcards) -> str:
+        settings = self.config.trajectories
+        twin = next((s for s in self.config.suites.values() if s.source == settings.source), None)
+        behind = None if twin is None or twin.source == "pocket" else [twin.shots, twin.sample_seed]
+        return text(target=self._target(wildcards.target), trajectories=settings.model_dump(), behind=behind)
+
+    def train(self, wildcards) -> str:
+        return text(
+            target=self._target(wildcards.target),
+            drafter=self.config.drafter.model_dump(),
+            train=self.config.train.model_dump(),
+        )
+
+    def decode(self, wildcards) -> str:
+        return text(
+            target=self._target(wildcards.target),
+            suite=self.config.suites[wildcards.suite].model_dump(),
+            decode=self.config.decode.model_dump(),
+        )
+
+    def timing(self, wildcards) -> str:
+        whole = self.config.model_dump(include={"suites", "methods", "decode", "timing"})
+        return text(target=self._target(wildcards.target), seed=self.config.seeds[0], **whole)
+
+    def cells(self, _wildcards=None) -> str:
+        listed = {"suites": list(self.config.suites), "targets": list(self.config.targets)}
+        whole = self.config.model_dump(include={"methods", "temperatures", "seeds"})
+        return text(report=self.config.report.model_dump(exclude={"figure_formats"}), **listed, **whole)
+
+    def figure(self, _wildcards=None) -> str:
+        return text(**self.config.model_dump(include={"methods", "report"}))
+
+    def code(self, stage: str, methods: Iterable[str] | None = None) -> str:
+        """Digest of the code behind a stage, with the components of `methods` (default: all in use)."""
+        return digest(stage, self.config.methods if methods is None else methods)
+
+    @lru_cache  # noqa: B019  (one plan per run)
+    def _target(self, name: str) -> dict[str, Any]:
+        target = self.config.targets[name]
+        return {**target.model_dump(), "content": content_digest(local_source(target))}
+
+
+def text(**values: Any) -> str:
+    """Plain sorted values: the same settings are the same text, whatever the order they were written in."""
+    return json.dumps(values, sort_keys=True)
+
+
+def content_digest(path: Path | None) -> str | None:
+    """What a local model folder or file holds; None for a hub id, whose revision says it."""
+    if path is None:
+        return None
+    hasher = hashlib.sha256()
+    for file in sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]:
+        hasher.update(f"{file.relative_to(path) if path.is_dir() else file.name}\0".encode())
+        state = file.stat()
+        big = state.st_size > HASHED_BYTES
+        hasher.update(f"{state.st_size} {state.st_mtime_ns}".encode() if big else file.read_bytes())
+    return hasher.hexdigest()[:16]
+
+
+def reported_files() -> list[str]:
+    """Numbers that papers print, committed with the project; inputs of the tables."""
+    return [path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "results/reported").glob("*.csv"))]

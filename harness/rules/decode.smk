@@ -1,0 +1,25 @@
+# One file of records per target, method, suite, temperature and seed.
+
+
+rule decode:
+    input:
+        lambda wildcards: plan.drafter(wildcards.target, wildcards.method, wildcards.seed),
+    output:
+        f"{OUT}/records/{{target}}/{{method}}/{{suite}}-T{{temperature}}-seed{{seed}}.jsonl",
+    params:
+        settings=plan.decode,
+        code=lambda wildcards: plan.code("decode", [wildcards.method]),
+    log:
+        f"{WORK}/logs/decode-{{target}}-{{method}}-{{suite}}-T{{temperature}}-seed{{seed}}.log",
+    threads: TORCH_THREADS
+    conda:
+        "../../environment.yml"
+    message:
+        "{wildcards.target} with {wildcards.method} answers {wildcards.suite} at T={wildcards.temperature}, "
+        "seed {wildcards.seed}"
+    shell:
+        'drafter=({input:q}); exec "$HARNESS_PYTHON" -m harness.launch --threads {threads} harness.run_suite'
+        ' --config "$HARNESS_CONFIG" --target {wildcards.target} --method {wildcards.method}'
+        " --suite {wildcards.suite} --temperature {wildcards.temperature} --seed {wildcards.seed}"
+        ' ${{drafter:+--drafter "$(dirname "$drafter")"}} --out {output:q} --threads {threads}'
+        " > >(tee -i {log:q}) 2>&1"
