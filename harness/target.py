@@ -4,8 +4,8 @@ What are the logits and tapped states of these tokens, with a ragged cache (deco
 token ids embedded, and hidden states turned into logits (what a drafter borrows)?  When does a text stop?  How are
 messages rendered?  It does not know drafters, suites or rounds.
 
-A tap of layer L is the *output of decoder layer L*, counted from 0, taken by a forward hook: before the final norm for
-the last layer too, in training and decoding alike.
+A tap of layer L is the *output of decoder layer L*, counted from 0: before the final norm for the last layer too, in
+training and decoding alike.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from harness.attention import NAME as RAGGED
-from harness.cache import RaggedCache
+from harness.cache import RaggedCache, Step
+from harness.config import local_source
+from harness.lean import LeanDecoder, NotLean
 from methods.contract import TargetBinding
 
 log = logging.getLogger(__name__)
@@ -63,9 +65,9 @@ class Target:
         self.vocab_size = self._head.weight.shape[0]
         self._wanted: frozenset[int] = frozenset()
         self._tapped: dict[int, Tensor] = {}
-        for index, layer in enumerate(self.layers):
-            layer.register_forward_hook(self._tap_hook(index))
-        model.set_attn_implementation(RAGGED)
+        self._hooked: set[int] = set()
+        self._as_ours(True)
+        self._lean = self._find_lean()
         self.stop_ids = self._find_stop_ids()
 
     @classmethod
@@ -116,7 +118,7 @@ class Target:
         `logits` is "all" (verification), "last" (prefill) or "none".  Raises `TargetError` on NaN logits.
         """
         step = cache.begin(rows, ids.shape[1])
-        hidden, features = self._run(ids, taps, position_ids=step.positions, harness_step=step)
+        hidden, features = self._run(ids, taps, step)
         if logits == "none":
             return TargetOutput(None, features)
         out = self.head(hidden if logits == "all" else hidden[:, -1:])
@@ -134,16 +136,40 @@ class Target:
         """Logits of whole sequences without a cache."""
         return self.head(self._run(ids, ())[0])
 
-    def _run(self, ids: Tensor, taps: tuple[int, ...], **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+    def _run(
+        self, ids: Tensor, taps: tuple[int, ...], step: Step | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Normalised hidden states [B, S, H] and concatenated taps [B, S, F] of one pass."""
+        for layer in taps:
+            if not 0 <= layer < self.num_layers:
+                raise TargetError(f"target {self.name}: no layer {layer} to tap; layers are 0..{self.num_layers - 1}")
+        if self._lean is not None:
+            positions = torch.arange(ids.shape[1], device=ids.device)[None] if step is None else step.positions
+            hidden, tapped = self._lean(ids, positions, step, frozenset(taps))
+        else:
+            hidden, tapped = self._run_stock(ids, taps, step)
+        return hidden, torch.cat([tapped[layer] for layer in taps], dim=-1) if taps else None
+
+    def _run_stock(self, ids: Tensor, taps: tuple[int, ...], step: Step | None) -> tuple[Tensor, dict[int, Tensor]]:
+        """The same through the model's own modules, with forward hooks for the taps."""
+        for layer in taps:
+            if layer not in self._hooked:  # a hook costs every pass a little, so only tapped layers get one
+                self.layers[layer].register_forward_hook(self._tap_hook(layer))
+                self._hooked.add(layer)
         self._wanted, self._tapped = frozenset(taps), {}
+        extra = {} if step is None else {"position_ids": step.positions, "harness_step": step}
         try:
-            hidden = self.decoder(input_ids=ids, use_cache=False, **kwargs).last_hidden_state
-            features = torch.cat([self._tapped[layer] for layer in taps], dim=-1) if taps else None
-        except KeyError as error:
-            raise TargetError(f"target {self.name}: no layer {error} to tap; layers are 0..{self.num_layers - 1}") from error
+            hidden = self.decoder(input_ids=ids, use_cache=False, **extra).last_hidden_state
+            return hidden, self._tapped
         finally:
             self._wanted, self._tapped = frozenset(), {}
-        return hidden, features
+
+    def _find_lean(self) -> LeanDecoder | None:
+        try:
+            return LeanDecoder(self.decoder, self._embedding)
+        except (NotLean, AttributeError) as reason:
+            log.info("target %s runs through its own modules: %s", self.name, reason)
+            return None
 
     def _tap_hook(self, index: int):
         def hook(_module: Any, _inputs: Any, output: Any) -> None:
@@ -242,14 +268,14 @@ class Target:
         drafted wrongly and rolled back in between; and checks that `embed` and `head` are what the model itself uses.
         """
         ids = (torch.arange(12, device=self.device) * 7919 + 11).remainder(self.vocab_size)[None]
-        self.model.set_attn_implementation("eager" if self._has_softcap else "sdpa")
+        self._as_ours(False)
         seen: list[Tensor] = []
         hook = self.layers[0].register_forward_pre_hook(lambda _m, args: seen.append(args[0]) if args else None)
         try:
             reference = self.model(input_ids=ids, use_cache=False).logits
         finally:
             hook.remove()
-            self.model.set_attn_implementation(RAGGED)
+            self._as_ours(True)
         if seen and not torch.equal(seen[0], self.embed(ids)):
             raise TargetError(
                 f"target {self.name}: its first layer does not receive what its embedding module returns; a drafter "
@@ -273,9 +299,10 @@ class Target:
                     "back (recurrent or compressing layers) cannot verify drafts"
                 )
 
-    @property
-    def _has_softcap(self) -> bool:
-        return getattr(self.config, "attn_logit_softcapping", None) is not None
+    def _as_ours(self, ours: bool) -> None:
+        """Run the model with our attention, or exactly as transformers would."""
+        stock = "sdpa" if getattr(self.config, "attn_logit_softcapping", None) is None else "eager"
+        self.model.set_attn_implementation(RAGGED if ours else stock)
 
 
 def _decoder_layers(decoder: Any, name: str) -> Any:
@@ -287,13 +314,8 @@ def _decoder_layers(decoder: Any, name: str) -> Any:
 
 def _resolve_source(config: Any) -> tuple[str, dict[str, str]]:
     """Turn a configured source into what from_pretrained takes: a hub id or folder, and a GGUF file within it."""
-    path = Path(config.source).expanduser()
+    path = local_source(config)
     gguf = getattr(config, "gguf_file", None)
-    if path.suffix == ".gguf":
-        if not path.is_file():
-            raise TargetError(f"no GGUF file at {path}; check targets.<name>.source")
+    if path is not None and path.suffix == ".gguf":
         return str(path.parent), {"gguf_file": path.name}
-    looks_local = path.is_absolute() or config.source.startswith((".", "~")) or config.source.count("/") > 1
-    if looks_local and not path.is_dir():
-        raise TargetError(f"no folder at {path}; check targets.<name>.source")
-    return (str(path) if path.is_dir() else config.source), ({"gguf_file": gguf} if gguf else {})
+    return (str(path) if path is not None else config.source), ({"gguf_file": gguf} if gguf else {})

@@ -111,14 +111,14 @@ def test_output_equals_autoregressive_for_every_acceptance(target, temperature, 
 def test_plain_decoding_equals_transformers_generate(target):
     prompt = prompts(1)[0]
     ours = plain(target, [prompt], settings(new=24))[0].output_ids
-    target.model.set_attn_implementation("sdpa")
+    target._as_ours(False)
     try:
         theirs = target.model.generate(
             torch.tensor([prompt.ids]), attention_mask=torch.ones(1, len(prompt.ids)), max_new_tokens=24,
             do_sample=False, eos_token_id=None, pad_token_id=0,
         )[0, len(prompt.ids) :].tolist()
     finally:
-        target.model.set_attn_implementation("harness_ragged")
+        target._as_ours(True)
     assert ours == theirs
 
 

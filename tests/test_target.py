@@ -18,18 +18,23 @@ from tests.tiny import VOCAB, byte_tokenizer, tiny_model, tiny_target
 IDS = (torch.arange(40) * 31 + 5).remainder(VOCAB)[None]
 
 
-@pytest.fixture(scope="module", params=["qwen3", "gemma3", "llama"])
+@pytest.fixture(scope="module", params=["qwen3", "gemma3", "llama", "qwen2", "qwen3-stock"])
 def target(request):
-    return tiny_target(request.param)
+    kind, _, stock = request.param.partition("-")
+    target = tiny_target(kind)
+    assert target._lean is not None
+    if stock:
+        target._lean = None
+    return target
 
 
 def test_our_forward_equals_the_models_own_past_the_sliding_window(target):
     ours = target.logits(IDS)
-    target.model.set_attn_implementation("eager")
+    target._as_ours(False)
     try:
         theirs = target.model(input_ids=IDS, use_cache=False).logits
     finally:
-        target.model.set_attn_implementation("harness_ragged")
+        target._as_ours(True)
     torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=1e-4)
 
 
@@ -68,7 +73,7 @@ def test_the_borrowed_embedding_and_head_are_the_models_own(target):
     hidden = target.decoder(input_ids=IDS, use_cache=False).last_hidden_state
     hook.remove()
     assert torch.equal(seen[0], target.binding.embed(IDS))
-    assert torch.equal(target.binding.head(hidden), target.logits(IDS))
+    torch.testing.assert_close(target.binding.head(hidden), target.logits(IDS), atol=2e-5, rtol=1e-4)
     some = torch.tensor([3, 200, 17])
     torch.testing.assert_close(target.binding.head(hidden, some), target.logits(IDS)[..., some])
 
@@ -99,8 +104,9 @@ def test_a_target_whose_cache_cannot_roll_back_is_refused():
             self.state = self.state + x.mean(dim=1, keepdim=True)
             return self.inner(x) + self.state
 
-    target = tiny_target("llama")
-    target.layers[1].mlp = Remembers(target.layers[1].mlp)
+    model = tiny_model("llama")
+    model.model.layers[1].mlp = Remembers(model.model.layers[1].mlp)
+    target = Target(model, byte_tokenizer(), "remembers")
     with pytest.raises(TargetError, match="cannot be cut back|cannot verify"):
         target.self_test()
 

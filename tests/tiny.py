@@ -10,6 +10,8 @@ from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
 )
@@ -49,10 +51,16 @@ def tiny_model(kind: str = "qwen3", seed: int = 0, layers: int = 4, scale: float
         model = Gemma3ForCausalLM(Gemma3TextConfig(**shape, sliding_window=8, layer_types=types))
     elif kind == "llama":
         model = LlamaForCausalLM(LlamaConfig(**shape))
+    elif kind == "qwen2":
+        del shape["head_dim"]
+        model = Qwen2ForCausalLM(Qwen2Config(**shape))
     else:
         model = Qwen3ForCausalLM(Qwen3Config(**shape, tie_word_embeddings=False))
     with torch.no_grad():
         model.get_input_embeddings().weight.mul_(scale)
+        for name, parameter in model.named_parameters():  # norms and biases of fresh models are all alike
+            if "norm" in name or name.endswith("bias"):
+                parameter.add_(0.2 * torch.randn_like(parameter))
     return model
 
 
