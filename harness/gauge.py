@@ -1,0 +1,226 @@
+"""Gauges of a decoded run: is there anything between two rounds that a relay could carry?
+
+It knows the traces of records (proposals and target argmax of every verify row) and nothing else: no model,
+no suite, no score.  ``python -m harness.gauge RECORDS...`` prints them per suite and overall; `knowledge` is
+the same as a pure function for whoever makes tables.
+
+Definitions (K proposals a round, rows and masks as in `methods.contract`):
+
+* A round has its anchor at ``p``, accepts ``a`` proposals, and the next anchor is ``p' = p + a + 1``.
+* The **stale state** of the next round's mask ``m`` is this round's verify row ``a + m``, ``m = 1 .. K - a``:
+it was computed behind a rejected proposal, and it predicts the token at ``p' + m``.  A round with at least
+one is a *relay*.
+* ``stale_right(m)``: the row's argmax is the token finally committed at ``p' + m``.  ``draft_right(m)``:
+proposal ``m`` of the next round is that token.  Masks whose position lies past the end of the output have no
+committed token and are counted nowhere; a stale state whose next round was never run neither.
+* **rescue** = ``stale_right and not draft_right``, as a share of the counted relayed masks (``rescue_1_4``:
+masks 1 to 4 only).  ``rescue_given_wrong`` divides by the masks whose draft is wrong instead.
+* **Oracle ceiling**: at every anchor that was really visited, the oracle accepts the leading run of
+  ``draft_right or stale_right`` (plain ``draft_right`` where no state is live) and commits that run plus one,
+  never more than the output still holds.  ``oracle_tau`` is the mean over the same rounds over which ``tau``
+  is the mean of the committed tokens.  It is a one-round ceiling: the anchors the oracle would visit after
+  its longer steps have no trace, so the walk itself is not redone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+NEAR = 4  # masks 1 to NEAR decide most of the acceptance length
+
+#: The shares that `knowledge` reports, as (name, numerator, denominator) over the additive tallies.
+RATES = (
+    ("tau", "committed", "rounds"),
+    ("full_acceptance", "full", "rounds"),
+    ("relay_rounds", "relays", "rounds"),
+    ("mean_live_masks", "live", "relays"),
+    ("stale_right", "stale_right", "relayed"),
+    ("stale_right_1_4", "stale_right_near", "relayed_near"),
+    ("draft_right_1_4", "draft_right_near", "relayed_near"),
+    ("rescue", "rescued", "relayed"),
+    ("rescue_1_4", "rescued_near", "relayed_near"),
+    ("rescue_given_wrong", "rescued", "draft_wrong"),
+    ("rescue_given_wrong_1_4", "rescued_near", "draft_wrong_near"),
+    ("oracle_tau", "oracle_committed", "rounds"),
+)
+
+
+def tally(record: Mapping[str, Any]) -> Counter[str]:
+    """Additive counts of one record (a response with a trace); add those of many records, then call `rates`.
+
+    Raises ``ValueError`` for a record without a trace, or whose trace and steps disagree in number.
+    """
+    trace, accepted, output = record.get("trace"), record["accepted"], record["output_ids"]
+    if not trace:
+        raise ValueError(
+            f"record {record.get('prompt_id')!r} has no trace; decode with decode.trace: true, "
+            "the gauges need the proposals and the argmax of every verify row"
+        )
+    proposals, argmax = trace["proposals"], trace["argmax"]
+    if not len(proposals) == len(argmax) == len(accepted):
+        raise ValueError(
+            f"record {record.get('prompt_id')!r}: {len(accepted)} steps but {len(proposals)} traced "
+            f"proposals and {len(argmax)} traced verifications; the record is damaged, decode it again"
+        )
+    counts: Counter[str] = Counter(responses=1)
+    anchor, stale = 0, []  # anchor: index in output; stale: argmax of the rows relayed to masks 1, 2, ...
+    for drafted, verified, kept in zip(proposals, argmax, accepted, strict=True):
+        future = output[anchor + 1 :]
+        counts += _round(drafted, kept, stale, future)
+        stale = verified[kept + 1 :]
+        anchor += kept + 1
+    return counts
+
+
+def _round(drafted: list[int], accepted: int, stale: list[int], future: list[int]) -> Counter[str]:
+    """Counts of one round: its proposals, its accepted length, the stale argmax of masks 1.., the tokens that
+    came.
+    """
+    width = len(drafted)
+    draft_right = [token == true for token, true in zip(drafted, future, strict=False)]
+    stale_right = [token == true for token, true in zip(stale, future, strict=False)]
+    either = [d or (m < len(stale_right) and stale_right[m]) for m, d in enumerate(draft_right)]
+    counts = Counter(
+        rounds=1,
+        committed=min(accepted + 1, len(future)),
+        full=int(accepted == width),
+        relays=int(bool(stale)),
+        live=len(stale),
+        oracle_committed=min(_leading(either) + 1, len(future)),
+    )
+    for m, (old, new) in enumerate(zip(stale_right, draft_right, strict=False), start=1):
+        for suffix in ("", "_near") if m <= NEAR else ("",):
+            counts["relayed" + suffix] += 1
+            counts["stale_right" + suffix] += int(old)
+            counts["draft_right" + suffix] += int(new)
+            counts["draft_wrong" + suffix] += int(not new)
+            counts["rescued" + suffix] += int(old and not new)
+    return counts
+
+
+def _leading(flags: list[bool]) -> int:
+    return flags.index(False) if False in flags else len(flags)
+
+
+def rates(counts: Mapping[str, int]) -> dict[str, float | int]:
+    """Shares and means from summed tallies; an empty denominator gives ``nan``.  Gains are relative to
+    ``tau``.
+    """
+    result: dict[str, float | int] = {
+        "responses": counts.get("responses", 0),
+        "rounds": counts.get("rounds", 0),
+    }
+    for name, above, below in RATES:
+        result[name] = counts.get(above, 0) / counts[below] if counts.get(below) else float("nan")
+    result["relayed_masks"] = counts.get("relayed", 0)
+    result["oracle_gain"] = result["oracle_tau"] / result["tau"] - 1 if counts.get("rounds") else float("nan")
+    return result
+
+
+def knowledge(records: Iterable[Mapping[str, Any]]) -> dict[str, float | int]:
+    """The gauges of a set of traced records, as in the module docstring.  Pure: the order of records is
+    immaterial.
+    """
+    total: Counter[str] = Counter()
+    for record in records:
+        total.update(tally(record))
+    return rates(total)
+
+
+def gauge(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """One row per (target, method, suite, temperature), then one ``overall`` row per (target, method,
+    temperature).
+    """
+    groups: dict[tuple, Counter[str]] = {}
+    for record in records:
+        counts = tally(record)
+        suite = record.get("suite", "")
+        for name in (suite, "overall"):
+            key = (record.get("target", ""), record.get("method", ""), record.get("temperature", ""), name)
+            groups.setdefault(key, Counter()).update(counts)
+    ordered = sorted(groups, key=lambda key: (*map(str, key[:3]), key[3] == "overall", key[3]))
+    names = ("target", "method", "temperature", "suite")
+    return [dict(zip(names, key, strict=True)) | rates(groups[key]) for key in ordered]
+
+
+def drafted(record: Mapping[str, Any]) -> bool:
+    """Whether the record has a trace with proposals in it: the baseline, which drafts nothing, has none."""
+    trace = record.get("trace")
+    return bool(trace) and any(trace["proposals"])
+
+
+def read_lines(paths: Iterable[Path]) -> list[dict[str, Any]]:
+    """Records of JSON-line files; folders are searched for ``*.jsonl``.  An empty choice is an error."""
+    files = [file for path in paths for file in (sorted(path.rglob("*.jsonl")) if path.is_dir() else [path])]
+    if not files:
+        raise FileNotFoundError(
+            f"no record files in {[str(path) for path in paths]}; give .jsonl files or folders"
+        )
+    records = []
+    for file in files:
+        with file.open(encoding="utf-8") as lines:
+            records += [json.loads(line) for line in lines if line.strip()]
+    return records
+
+
+def main(argv: list[str] | None = None) -> list[dict[str, Any]]:
+    parser = argparse.ArgumentParser(
+        prog="harness.gauge", description="Gauges of traced records, per suite and overall."
+    )
+    parser.add_argument("records", nargs="+", type=Path, help="record files (.jsonl) or folders of them")
+    parser.add_argument("--format", choices=("table", "csv", "json"), default="table")
+    parser.add_argument("--methods", nargs="*", help="only these methods (default: every method with traces)")
+    arguments = parser.parse_args(argv)
+    records = read_lines(arguments.records)
+    chosen = [
+        r for r in records if drafted(r) and (not arguments.methods or r.get("method") in arguments.methods)
+    ]
+    if not chosen:
+        raise SystemExit(
+            f"none of the {len(records)} records has traced proposals; decode with decode.trace: true"
+        )
+    rows = gauge(chosen)
+    if arguments.format == "json":
+        json.dump(rows, sys.stdout, indent=1)
+        print()
+    elif arguments.format == "csv":
+        writer = csv.DictWriter(sys.stdout, fieldnames=list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    else:
+        _print_table(rows)
+    return rows
+
+
+def _print_table(rows: list[dict[str, Any]]) -> None:
+    columns = (
+        "suite",
+        "rounds",
+        "tau",
+        "full_acceptance",
+        "relay_rounds",
+        "mean_live_masks",
+        "stale_right",
+        "rescue_1_4",
+        "rescue",
+        "oracle_tau",
+        "oracle_gain",
+    )
+    before = None
+    for row in rows:
+        heading = f"{row['target']}  {row['method']}  T={row['temperature']}"
+        if heading != before:
+            print(f"\n{heading}\n" + "".join(f"{name:>16}" for name in columns))
+        before = heading
+        print("".join(f"{row[c]:>16.3f}" if isinstance(row[c], float) else f"{row[c]:>16}" for c in columns))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""A fresh drafter for a target, from the configuration: dimensions, mask token, draft vocabulary, initial
+weights.
+
+It knows what the configuration leaves open and how it is filled from the target; whatever it picks is written
+into the drafter's own config, so nothing is guessed when the checkpoint is read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from harness.config import Config, DrafterSettings
+from harness.target import Target, TargetError
+from harness.train.corpus import Trajectory
+from methods.config import DrafterConfig
+from methods.drafter import BlockDrafter
+
+
+def build_drafter(
+    config: Config, target: Target, method: str, seed: int, trajectories: Sequence[Trajectory]
+) -> BlockDrafter:
+    """The untrained drafter of one run, on the target's device and in its dtype.  Weights depend on `seed`
+    alone.
+
+    trajectories: training set; its most frequent tokens make the draft vocabulary, where one is asked for.
+    """
+    settings = config.drafter
+    overrides = {}
+    if settings.intermediate_size is not None:
+        overrides["intermediate_size"] = settings.intermediate_size
+    vocab = draft_vocab(target, trajectories, settings.draft_vocab_size)
+    if vocab is not None:
+        overrides["draft_vocab_size"] = len(vocab)
+    drafter_config = DrafterConfig.for_target(
+        target.config,
+        method=method,
+        target=target.name,
+        target_fingerprint=target.fingerprint,
+        template_hash=target.template_hash,
+        thinking=target.thinking,
+        mask_token_id=mask_token(target, settings),
+        rope_theta=target.rope_theta,
+        block_size=settings.block_size,
+        alignment=settings.alignment,
+        num_proposals=settings.num_proposals,
+        num_layers=settings.num_layers,
+        taps=None if settings.taps is None else tuple(settings.taps),
+        **overrides,
+    )
+    refuse_mask_in_data(drafter_config.mask_token_id, trajectories)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        drafter = BlockDrafter(drafter_config, target.binding, draft_vocab=vocab)
+    return drafter.to(device=target.device, dtype=target.dtype)
+
+
+def mask_token(target: Target, settings: DrafterSettings) -> int:
+    """The id whose embedding fills the slots to be denoised: configured, or one the target never reads or
+    writes.
+
+    In this order: ``drafter.mask_token_id``; the tokenizer's mask token; a special token named like a mask,
+    or like an unused or reserved one; the first embedding row past the tokenizer.  Never a stop, padding or
+    beginning token, and always inside the embedding.  Raises `TargetError` if there is none.
+    """
+    tokenizer, rows = target.tokenizer, target.model.get_input_embeddings().weight.shape[0]
+    taken = set(target.stop_ids) | {
+        tokenizer.eos_token_id,
+        tokenizer.pad_token_id,
+        tokenizer.bos_token_id,
+    } - {None}
+    if settings.mask_token_id is not None:
+        if settings.mask_token_id >= rows or settings.mask_token_id in taken:
+            raise TargetError(
+                f"drafter.mask_token_id is {settings.mask_token_id}: it must lie inside the embedding of "
+                f"{target.name} (below {rows}) and be no stop, padding or beginning token ({sorted(taken)})"
+            )
+        return settings.mask_token_id
+    vocabulary = tokenizer.get_vocab()
+    named = [
+        token_id
+        for pattern in (r"\W*mask\W*", r"\W*(unused|reserved)\w*\W*")
+        for token, token_id in sorted(vocabulary.items(), key=lambda item: item[1])
+        if re.fullmatch(pattern, token, re.IGNORECASE) and not token.isalnum()
+    ]
+    own = getattr(tokenizer, "mask_token_id", None)
+    for token_id in [*([] if own is None else [own]), *named, len(tokenizer)]:
+        if token_id < rows and token_id not in taken:
+            return token_id
+    raise TargetError(
+        f"target {target.name} has no unused token for the masks; name one that never occurs in its text in "
+        "drafter.mask_token_id"
+    )
+
+
+def refuse_mask_in_data(mask: int, trajectories: Sequence[Trajectory]) -> None:
+    """A mask token that occurs in text would teach the drafter two meanings of one embedding."""
+    for trajectory in trajectories:
+        if mask in trajectory.ids:
+            raise TargetError(
+                f"mask token {mask} occurs in trajectory {trajectory.prompt_id!r}; "
+                "name another in drafter.mask_token_id"
+            )
+
+
+def draft_vocab(target: Target, trajectories: Sequence[Trajectory], size: int | None) -> Tensor | None:
+    """The `size` most frequent response tokens and all stop ids, ascending [V_d]; None for the whole
+    vocabulary.
+    """
+    if size is None or size >= target.vocab_size:
+        return None
+    counts = Counter(token for trajectory in trajectories for token in trajectory.response_ids)
+    ranked = sorted(counts, key=lambda token: (-counts[token], token))
+    chosen = list(dict.fromkeys([*target.stop_ids, *ranked]))[:size]
+    return torch.tensor(sorted(chosen))

@@ -1,0 +1,296 @@
+"""Trajectories: prompts answered by the target itself, the labels of everything that is trained.
+
+It knows how prompts become responses (through the one decoder, without a drafter) and how they are kept: a
+line per response in the work folder while they are made, hashed shards and a manifest once they are whole.
+It does not know how they are trained on.  Responses are generated again only if something that could change
+them changed; asking for more prompts keeps those there are.
+
+    python -m harness.train.trajectories --config pocket --target pocket --out results/trajectories/pocket
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import logging
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from harness import stage
+from harness.config import Config, ConfigError, SuiteConfig, TrajectoriesConfig, load_config
+from harness.data import (
+    DataError,
+    Task,
+    first_messages,
+    next_turn,
+    prompt_of,
+    refuse_overlap,
+    shared_prefix,
+    stop_strings,
+    suite_prompts,
+    training_tasks,
+)
+from harness.decode import Decoder, DecodeSettings, Prompt
+from harness.records import read_records, write_records
+from harness.target import Target
+from harness.train.guard import Lifeline, locked
+from harness.train.state import digest, write_bytes, write_json
+
+log = logging.getLogger(__name__)
+
+SHARD_LINES = 10_000
+Key = tuple[str, int, float]  # prompt id, turn, temperature
+
+
+def generate(
+    target: Target,
+    tasks: Sequence[Task],
+    settings: TrajectoriesConfig,
+    partial: Path,
+    stops: Sequence[str] = (),
+    life: Lifeline | None = None,
+) -> list[dict[str, Any]]:
+    """Answer every turn of every task, task ``i`` at ``settings.temperatures[i mod n]``; lines in the order
+    of `tasks`.
+
+    partial: JSON lines of responses finished so far; each new response is appended to it, so an interrupted
+    call goes on where it was.  stops: strings that end a response.
+    """
+    if not tasks:
+        raise DataError("there are no training prompts; set trajectories.prompts to at least 1")
+    temperatures = [settings.temperatures[i % len(settings.temperatures)] for i in range(len(tasks))]
+    done = {(r["prompt_id"], r["turn"], r["temperature"]): r for r in read_records(partial, repair=True)}
+    talks = {task.id: first_messages(task) for task in tasks}
+    lines: dict[Key, dict[str, Any]] = {}
+    waiting = list(zip(tasks, temperatures, strict=True))
+    turn = 0
+    while waiting:
+        for temperature in settings.temperatures:
+            chosen = [task for task, t in waiting if t == temperature]
+            prompts = [prompt_of(task, talks[task.id], target, settings.max_new_tokens) for task in chosen]
+            for prompt in prompts:
+                old = done.get((prompt.id, turn, temperature))
+                if old and tuple(old["prompt_ids"]) == prompt.ids:
+                    lines[prompt.id, turn, temperature] = old
+            missing = [p for p in prompts if (p.id, turn, temperature) not in lines]
+            prefix = shared_prefix(chosen, prompts, target) if prompts else ()
+            decode = DecodeSettings(
+                temperature=temperature,
+                seed=settings.seed,
+                max_new_tokens=settings.max_new_tokens,
+                stop_ids=target.stop_ids,
+                stop_strings=tuple(stops),
+            )
+            for line in _answer(target, missing, decode, settings.batch_size, prefix, partial, life):
+                lines[line["prompt_id"], turn, temperature] = line
+        for task, temperature in waiting:
+            answer = target.decode(lines[task.id, turn, temperature]["response_ids"])
+            talks[task.id] = [*talks[task.id], {"role": "assistant", "content": answer}]
+        following = [(task, t, next_turn(task, talks[task.id])) for task, t in waiting]
+        waiting = [(task, t) for task, t, messages in following if messages is not None]
+        talks.update({task.id: messages for task, _, messages in following if messages is not None})
+        turn += 1
+    order = {task.id: i for i, task in enumerate(tasks)}
+    return [lines[key] for key in sorted(lines, key=lambda key: (order[key[0]], key[1]))]
+
+
+def _answer(
+    target: Target,
+    prompts: list[Prompt],
+    decode: DecodeSettings,
+    rows: int,
+    prefix: tuple[int, ...],
+    partial: Path,
+    life: Lifeline | None,
+) -> Iterable[dict[str, Any]]:
+    """Decode `prompts`, shortest first, appending each response to `partial` as it comes."""
+    if not prompts:
+        return
+    decoder = Decoder(target, None, decode, rows=min(rows, len(prompts)), shared_prefix=prefix)
+    prompts = sorted(prompts, key=lambda p: (len(p.ids), p.id))
+    partial.parent.mkdir(parents=True, exist_ok=True)
+    tokens = 0
+    with (
+        partial.open("a", encoding="utf-8") as file,
+        tqdm(
+            total=len(prompts), desc=f"trajectories T={decode.temperature:g}", unit="resp", mininterval=2
+        ) as bar,
+    ):
+        for response in decoder.run(prompts):
+            line = {
+                "prompt_id": response.prompt_id,
+                "turn": response.turn,
+                "temperature": decode.temperature,
+                "prompt_ids": list(response.prompt_ids),
+                "response_ids": response.output_ids,
+                "stop": response.stop,
+            }
+            file.write(json.dumps(line, separators=(",", ":")) + "\n")
+            file.flush()
+            tokens += len(response.output_ids)
+            bar.update()
+            bar.set_postfix(tokens=tokens, refresh=False)
+            yield line
+            if life is not None:
+                life.check()
+
+
+def publish(out: Path, lines: Sequence[dict[str, Any]], facts: dict[str, Any]) -> dict[str, Any]:
+    """Write shards, then the manifest that names and hashes them.  Raises ``ValueError`` if nothing is
+    supervised.
+    """
+    supervised = sum(len(line["response_ids"]) for line in lines)
+    if not supervised:
+        raise ValueError(
+            f"the target answered none of {len(lines)} prompts with a token; there is nothing to train on"
+        )
+    shards = []
+    for number, start in enumerate(range(0, len(lines), SHARD_LINES)):
+        path = out / f"shard-{number:05d}.jsonl"
+        part = lines[start : start + SHARD_LINES]
+        write_records(path, part)
+        sha = hashlib.sha256(path.read_bytes()).hexdigest()
+        shards.append({"file": path.name, "lines": len(part), "sha256": sha})
+    manifest = facts | {
+        "responses": len(lines),
+        "prompt_tokens": sum(len(line["prompt_ids"]) for line in lines),
+        "response_tokens": supervised,
+        "by_temperature": {
+            f"{t:g}": n for t, n in sorted(Counter(line["temperature"] for line in lines).items())
+        },
+        "stops": dict(sorted(Counter(line["stop"] for line in lines).items())),
+        "shards": shards,
+    }
+    write_json(out / "manifest.json", manifest)
+    return manifest
+
+
+def twin_suite(config: Config) -> SuiteConfig | None:
+    """The evaluation suite whose prompts come from where the training prompts come from, if there is one."""
+    return next((s for s in config.suites.values() if s.source == config.trajectories.source), None)
+
+
+def facts_of(target: Target, config: Config, name: str, tasks: Sequence[Task]) -> dict[str, Any]:
+    """What a response depends on, beside its prompt."""
+    settings, source, twin = config.trajectories, config.targets[name], twin_suite(config)
+    stops = twin.stop_strings if twin is not None else None
+    return {
+        "stop_strings": list(stop_strings(tasks, target) if stops is None else stops),
+        "source": settings.source,
+        "max_new_tokens": settings.max_new_tokens,
+        "seed": settings.seed,
+        "temperatures": settings.temperatures,
+        "target": name,
+        "target_source": source.source,
+        "revision": source.revision,
+        "fingerprint": target.fingerprint,
+        "dtype": source.dtype,
+        "template_hash": target.template_hash,
+        "thinking": target.thinking,
+        "stop_ids": list(target.stop_ids),
+    }
+
+
+def prompt_file(path: Path, count: int) -> list[Task]:
+    """The first `count` prompts of a JSON-line file: ``{"prompt": text}`` or ``{"turns": [text, ...]}``,
+    ``id`` optional.
+
+    Raises `DataError` for a missing or empty file, or a line that is neither.
+    """
+    if not path.is_file():
+        raise DataError(f"prompt file {path} does not exist; correct trajectories.source")
+    tasks = []
+    for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        if not text.strip():
+            continue
+        row = json.loads(text)
+        turns = row.get("turns") or ([row["prompt"]] if row.get("prompt") else None)
+        if not turns:
+            raise DataError(f'{path}, line {number}: no prompt; give {{"prompt": ...}} or {{"turns": [...]}}')
+        plain = turns[0] if len(turns) == 1 else None
+        tasks.append(
+            Task(str(row.get("id", f"{path.stem}/{number:06d}")), path.stem, tuple(turns), plain=plain)
+        )
+    if not tasks:
+        raise DataError(f"prompt file {path} is empty; there is nothing to train on")
+    if len(tasks) < count:
+        log.warning("%s holds %d prompts, trajectories.prompts asks for %d", path, len(tasks), count)
+    return tasks[:count]
+
+
+def tasks_of(config: Config, target: Target) -> list[Task]:
+    """The training prompts of a configuration, none of which is an evaluation prompt of one of its suites."""
+    settings, data = config.trajectories, config.data_root
+    if settings.source.endswith(".jsonl"):
+        tasks = prompt_file(Path(settings.source), settings.prompts)
+    else:
+        # A base model is trained behind the few-shot prefix it will be measured behind.
+        twin = twin_suite(config)
+        shots = None if twin is None else twin.shots
+        seed = settings.seed if twin is None or target.has_template else twin.sample_seed
+        tasks = training_tasks(settings.source, settings.prompts, seed, data, shots)
+    for name, suite in config.suites.items():
+        refuse_overlap(tasks, suite_prompts(name, suite, data))
+    return tasks
+
+
+def sample_text(target: Target, line: dict[str, Any]) -> str:
+    """One trajectory as text with its supervised part marked, special tokens visible, for a human
+    to look at.
+    """
+    prompt, response = (target.tokenizer.decode(line[k]) for k in ("prompt_ids", "response_ids"))
+    return f"prompt {line['prompt_id']}, T={line['temperature']:g}\n{prompt}\n[[supervised:]]\n{response}\n"
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m harness.train.trajectories", description=__doc__.split("\n")[0]
+    )
+    parser.add_argument("--config", default="pocket", help="a profile or a YAML file")
+    parser.add_argument("--target", required=True, help="a name under targets:")
+    parser.add_argument("--out", required=True, type=Path, help="folder for shards and manifest.json")
+    parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 leaves torch's choice")
+    arguments = parser.parse_args(argv)
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
+    try:
+        config = load_config(arguments.config)
+        if arguments.target not in config.targets:
+            raise ConfigError(
+                f"no target {arguments.target!r}; the configuration has {', '.join(config.targets)}"
+            )
+        run(config, arguments.target, arguments.out)
+    except ValueError as error:
+        parser.exit(2, f"{error}\n")
+
+
+def run(config: Config, name: str, out: Path) -> dict[str, Any]:
+    """Generate (or finish generating) the trajectories of one target and publish them in `out`."""
+    target = Target.load(config.targets[name], name)
+    tasks = tasks_of(config, target)
+    facts = facts_of(target, config, name, tasks)
+    work = Path(config.work_dir) / "trajectories" / name
+    partial = work / f"{digest([facts, stage.digest('trajectories')])[:12]}.jsonl"
+    with locked(work), Lifeline() as life:
+        lines = generate(target, tasks, config.trajectories, partial, facts["stop_strings"], life)
+    manifest = publish(out, lines, facts)
+    write_bytes(out / "sample.txt", sample_text(target, lines[0]).encode())
+    log.info(
+        "%d responses, %d response tokens, stops %s -> %s",
+        manifest["responses"],
+        manifest["response_tokens"],
+        manifest["stops"],
+        out,
+    )
+    return manifest
+
+
+if __name__ == "__main__":
+    main()

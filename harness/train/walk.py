@@ -1,0 +1,242 @@
+"""Walking held-out greedy trajectories as the decoder would, and proving that it does.
+
+The walk drafts at an anchor with the *trainer's* forward (whole-sequence features, block mask), accepts what
+agrees with the trajectory, and moves on by accepted + 1.  At temperature 0 the trajectory is what the target
+would answer, so the walk's steps are the decoder's steps; `check` decodes the same prompts for real and
+raises at the first difference.  It does not know how the drafter was trained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from harness.decode import Decoder, DecodeSettings, Prompt
+from harness.target import Target
+from harness.train.corpus import Trajectory, collate
+from harness.train.features import FeatureStore
+from methods.drafter import BlockDrafter
+from methods.runner import BlockDraftRunner
+
+#: Sequences walked side by side.
+SIDE_BY_SIDE = 16
+#: Two logits closer than this (relative to the larger, at least 1) may swap between two FP32 code paths.
+NEAR_TIE = 1e-4
+
+
+class WalkMismatch(RuntimeError):
+    """The decoder did not do what the walk predicted: training and decoding differ somewhere."""
+
+
+@dataclass(frozen=True)
+class Walk:
+    """Steps of one trajectory: accepted proposals and committed tokens of each, as `harness.decode.Response`
+    has them.
+
+    The last accepted count stops at the end of the trajectory: what the decoder drafts beyond is never
+    committed.
+    """
+
+    accepted: tuple[int, ...]
+    committed: tuple[int, ...]
+
+
+@dataclass
+class WalkReport:
+    """What `check` found.  near_ties: differences whose two logits are too close for FP32 to order, each with
+    its gap.
+    """
+
+    prompts: int
+    steps: int = 0
+    committed: int = 0
+    exact: bool = True
+    near_ties: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def accept(self) -> float:
+        return self.committed / self.steps
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"accept_decoded": self.accept if self.steps else None}
+
+
+@torch.no_grad()
+def walk(drafter: BlockDrafter, store: FeatureStore, trajectories: Sequence[Trajectory]) -> list[Walk]:
+    """Walk every trajectory (indices are those of `store`), in the order given."""
+    order = sorted(range(len(trajectories)), key=lambda i: len(trajectories[i].response_ids))
+    walks: dict[int, Walk] = {}
+    for start in range(0, len(order), SIDE_BY_SIDE):
+        indices = order[start : start + SIDE_BY_SIDE]
+        walks.update(zip(indices, _walk_together(drafter, store, trajectories, indices), strict=True))
+    return [walks[i] for i in range(len(trajectories))]
+
+
+def accept_walk(walks: Sequence[Walk]) -> float:
+    """Committed tokens per step over all walks: the decoder's acceptance length at T = 0."""
+    steps = sum(len(w.committed) for w in walks)
+    return sum(sum(w.committed) for w in walks) / steps if steps else float("nan")
+
+
+def _walk_together(
+    drafter: BlockDrafter, store: FeatureStore, trajectories: Sequence[Trajectory], indices: list[int]
+) -> list[Walk]:
+    batch = collate(trajectories, indices)
+    device = next(drafter.parameters()).device
+    context = drafter.context(store.batch(batch).to(device))
+    ids, last = batch.ids.to(device), (batch.lengths - 1).to(device)
+    anchors = batch.prompts.to(device)  # the prefill's token is the first anchor
+    ahead = torch.arange(1, drafter.layout.num_proposals + 1, device=device)
+    steps: list[tuple[list[int], list[int]]] = [([], []) for _ in indices]
+    going = (anchors < last).nonzero()[:, 0]
+    while len(going):
+        at, end = anchors[going], last[going]
+        proposals = _draft_at(drafter, context[going], ids[going], at).tokens
+        positions = at[:, None] + ahead
+        true = ids[going].gather(1, positions.clamp(max=ids.shape[1] - 1))
+        right = (proposals == true) & (positions <= end[:, None])
+        accepted = right.cumprod(1).sum(1)
+        committed = torch.minimum(accepted + 1, end - at)
+        for row, a, c in zip(going.tolist(), accepted.tolist(), committed.tolist(), strict=True):
+            steps[row][0].append(a)
+            steps[row][1].append(c)
+        anchors[going] = at + accepted + 1
+        going = (anchors < last).nonzero()[:, 0]
+    return [Walk(tuple(a), tuple(c)) for a, c in steps]
+
+
+def _hidden_at(drafter: BlockDrafter, context: Tensor, ids: Tensor, anchors: Tensor) -> tuple[Tensor, Tensor]:
+    """Denoised blocks [B, block, H] at one anchor [B] per sequence, and the anchors' tokens [B]."""
+    tokens = ids.gather(1, anchors[:, None])
+    keep = torch.ones_like(tokens, dtype=torch.bool)
+    seen = context[:, : int(anchors.max())]  # nothing at or after an anchor is visible to its block
+    return drafter.forward_blocks(seen, anchors[:, None], tokens, keep)[:, 0], tokens[:, 0]
+
+
+def _draft_at(drafter: BlockDrafter, context: Tensor, ids: Tensor, anchors: Tensor):
+    hidden, tokens = _hidden_at(drafter, context, ids, anchors)
+    return drafter.draft(hidden, tokens)
+
+
+# -- the check ----------------------------------------------------------------------------------------------
+
+
+def check(
+    target: Target,
+    drafter: BlockDrafter,
+    trajectories: Sequence[Trajectory],
+    walks: Sequence[Walk],
+    *,
+    max_new_tokens: int,
+    stop_strings: Sequence[str] = (),
+    rows: int = 8,
+) -> WalkReport:
+    """Decode the prompts of `trajectories` with `drafter` and compare every step with `walks`.
+
+    Raises `WalkMismatch` naming the first difference that no near tie explains.  Only float32 and wider is
+    held to that; in narrower types differences are listed and ``exact`` says that they were not demanded to
+    vanish.
+    """
+    settings = DecodeSettings(
+        temperature=0.0,
+        seed=0,
+        max_new_tokens=max_new_tokens,
+        stop_ids=target.stop_ids,
+        stop_strings=tuple(stop_strings),
+        trace=True,
+    )
+    # Trajectories that were cut short by another budget would end elsewhere; the decoder refuses repeated
+    # ids.
+    prompts = [Prompt(t.prompt_id, t.prompt_ids, t.turn) for t in trajectories]
+    decoder = Decoder(
+        target,
+        lambda count, capacity: BlockDraftRunner(drafter, count, capacity),
+        settings,
+        rows=max(1, min(rows, len(prompts))),
+    )
+    report = WalkReport(prompts=len(prompts))
+    strict = target.dtype.itemsize >= 4 and all(p.dtype.itemsize >= 4 for p in drafter.parameters())
+    report.exact = strict
+    for response, trajectory, expected in zip(decoder.run(prompts), trajectories, walks, strict=True):
+        report.steps += len(response.committed)
+        report.committed += sum(response.committed)
+        difference = _text_difference(target, response, trajectory) or _step_difference(
+            target, drafter, response, trajectory, expected
+        )
+        if difference is None:
+            continue
+        difference = {"prompt_id": trajectory.prompt_id, "turn": trajectory.turn} | difference
+        if strict and not difference["gap"] <= NEAR_TIE:
+            raise WalkMismatch(
+                f"{difference['what']} of prompt {trajectory.prompt_id!r} (turn {trajectory.turn}), "
+                f"{difference['place']}: the walk has {difference['walk']}, the decoder "
+                f"{difference['decoder']}, and the two best logits there are {difference['gap']:.3g} apart "
+                "(relative), so rounding does not explain it. "
+                "Features, positions or alignment differ between training and decoding"
+            )
+        report.near_ties.append(difference)
+    return report
+
+
+def _text_difference(target: Target, response: Any, trajectory: Trajectory) -> dict[str, Any] | None:
+    """First token where the decoder's output is not the trajectory, with the target's own top-2 gap there."""
+    ours, theirs = list(trajectory.response_ids), response.output_ids
+    if ours == theirs:
+        return None
+    at = next(
+        (i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs))
+    )
+    gap = float("inf")  # one is a prefix of the other: no tie explains that
+    if at < min(len(ours), len(theirs)):
+        ids = torch.tensor([[*trajectory.prompt_ids, *ours[:at]]], device=target.device)
+        gap = _gap(target.logits(ids)[0, -1])
+    return {
+        "what": "output token",
+        "place": f"token {at} of the response",
+        "walk": ours[at : at + 1],
+        "decoder": theirs[at : at + 1],
+        "gap": gap,
+    }
+
+
+def _step_difference(
+    target: Target, drafter: BlockDrafter, response: Any, trajectory: Trajectory, expected: Walk
+) -> dict[str, Any] | None:
+    """First step that commits another number of tokens (same text), with the draft's top-2 gap at the slot in
+    doubt.
+    """
+    pairs = list(zip(expected.committed, response.committed, strict=False))
+    step = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
+    if step is None:
+        return None
+    anchor = len(trajectory.prompt_ids) + sum(expected.committed[:step])
+    slot = min(pairs[step]) - 1  # the first proposal that one accepted and the other did not
+    return {
+        "what": "step",
+        "place": f"step {step} at position {anchor}, proposal {slot + 1}",
+        "walk": pairs[step][0],
+        "decoder": pairs[step][1],
+        "gap": _draft_gap(target, drafter, trajectory, anchor, slot),
+    }
+
+
+@torch.no_grad()
+def _draft_gap(
+    target: Target, drafter: BlockDrafter, trajectory: Trajectory, anchor: int, slot: int
+) -> float:
+    ids = torch.tensor([trajectory.ids], device=target.device)
+    context = drafter.context(target.features(ids, drafter.config.taps))
+    hidden, _ = _hidden_at(drafter, context, ids, torch.tensor([anchor], device=target.device))
+    block = torch.arange(drafter.layout.block_size, device=target.device) + anchor
+    tokens = ids[0, block.clamp(max=ids.shape[1] - 1)]
+    return _gap(drafter.train_logits(hidden[0], tokens).final[slot])
+
+
+def _gap(logits: Tensor) -> float:  # [V]
+    """Distance of the two largest logits, relative to the largest magnitude (at least 1)."""
+    best = logits.double().topk(2).values
+    return float((best[0] - best[1]) / best.abs().max().clamp(min=1.0))
