@@ -106,7 +106,9 @@ def accept_rejection(
     batch, count = tokens.shape
     p = probabilities(logits, temperature)
     if count == 0:
-        return torch.zeros(batch, dtype=torch.int64, device=logits.device), target_choice(logits, temperature, draws)[:, 0]
+        return torch.zeros(batch, dtype=torch.int64, device=logits.device), target_choice(logits, temperature, draws)[
+            :, 0
+        ]
     p_token = p[:, :-1].gather(2, tokens[..., None])[..., 0]
     q_token = torch.ones_like(p_token) if q is None else q.to(p.dtype).gather(2, tokens[..., None])[..., 0]
     kept = draws.at("accept", count, logits.device) * q_token < p_token

@@ -54,9 +54,7 @@ def _attend(
     kv_heads = key.shape[1]
     groups = heads // kv_heads
     if causal and width > 1:
-        out = F.scaled_dot_product_attention(
-            query, key, value, is_causal=True, scale=scaling, enable_gqa=groups > 1
-        )
+        out = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=groups > 1)
         return out.transpose(1, 2).contiguous()
     # Folding the query heads of a group into the query axis lets them share their keys without copying them.
     folded = query.reshape(batch, kv_heads, groups * width, dim)

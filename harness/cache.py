@@ -49,10 +49,12 @@ class RaggedCache:
         return Step(self, list(rows), starts, width)
 
     def commit(self, row: int, tokens: int) -> None:
-        """Make the first `tokens` of the last pass part of `row`; what lies behind them is rolled back by this alone."""
+        """Make the first `tokens` of the last pass part of `row`; the rest is rolled back by this alone."""
         length = self.lengths[row] + tokens
         if tokens < 0 or length > self._touched[row]:
-            raise ValueError(f"row {row} cannot commit {tokens} tokens: {self._touched[row] - self.lengths[row]} written")
+            raise ValueError(
+                f"row {row} cannot commit {tokens} tokens: {self._touched[row] - self.lengths[row]} written"
+            )
         self.lengths[row] = length
 
     def reset(self, row: int) -> None:

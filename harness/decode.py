@@ -296,7 +296,7 @@ class Decoder:
         state.committed.append(keep)
         state.output.extend(tokens[:keep])
         if stop is None:
-            self.cache.commit(row, accepted + 1)  # the anchor and the accepted proposals; the new anchor has no cell yet
+            self.cache.commit(row, accepted + 1)  # the old anchor and what was accepted; the new one has no cell yet
         return stop
 
     def _observe(self, rows: Tensor, going: list[int], verdict: Verdict) -> None:

@@ -88,8 +88,14 @@ class Layer:
         rotated = torch.addcmul(rotated * cos, rotated.roll(self.head_dim // 2, -1), sin)
         query, key = rotated.transpose(1, 2).split([self.heads, self.kv_heads], dim=1)
         mixed, _ = ragged_attention(
-            self.attention, query, key, value.transpose(1, 2), None, scaling=self.attention.scaling,
-            sliding_window=getattr(self.attention, "sliding_window", None), harness_step=step,
+            self.attention,
+            query,
+            key,
+            value.transpose(1, 2),
+            None,
+            scaling=self.attention.scaling,
+            sliding_window=getattr(self.attention, "sliding_window", None),
+            harness_step=step,
         )
         mixed = F.linear(mixed.view(batch, width, -1), *self.out)
         x = x + (mixed if self.after_attention is None else self.after_attention(mixed))

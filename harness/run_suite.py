@@ -24,11 +24,20 @@ from tqdm import tqdm
 
 from harness.arms import load_arm
 from harness.config import Config, ConfigError, load_config, temperature_label
-from harness.data import Task, build_prompts, first_messages, next_turn, prompt_of, shared_prefix, stop_strings, suite_prompts
+from harness.data import (
+    Task,
+    build_prompts,
+    first_messages,
+    next_turn,
+    prompt_of,
+    shared_prefix,
+    stop_strings,
+    suite_prompts,
+)
 from harness.decode import Decoder, DecodeSettings, Prompt
-from harness.provenance import source_digest
 from harness.records import Record, append_record, read_records, write_records
 from harness.score.grade import Limits, grade, self_test
+from harness.stage import digest
 from harness.stops import StopRule
 from harness.target import Target
 
@@ -36,7 +45,14 @@ log = logging.getLogger(__name__)
 
 
 def run_suite(
-    config: Config, target: Target, name: str, method: str, suite: str, temperature: float, seed: int, drafter: Path | None
+    config: Config,
+    target: Target,
+    name: str,
+    method: str,
+    suite: str,
+    temperature: float,
+    seed: int,
+    drafter: Path | None,
 ) -> list[dict]:
     """Decode and grade every turn of every prompt of a suite; returns its records in order of prompts and turns.
 
@@ -63,7 +79,9 @@ def run_suite(
     facts = [name, target.fingerprint, method, suite, temperature, seed, repr(settings), _checkpoint_digest(drafter)]
     partial = _partial_path(config, name, method, suite, temperature, seed, facts)
     done = {(r["prompt_id"], r["turn"]): r for r in read_records(partial, repair=True)}
-    log.info("%s %s T=%g seed %d: %d prompts, %d finished before", method, suite, temperature, seed, len(tasks), len(done))
+    log.info(
+        "%s %s T=%g seed %d: %d prompts, %d finished before", method, suite, temperature, seed, len(tasks), len(done)
+    )
 
     shared = shared_prefix(tasks, prompts, target)
     decoder = Decoder(target, arm, settings, rows=config.decode.batch_size, shared_prefix=shared)
@@ -127,9 +145,11 @@ def _checkpoint_digest(folder: Path | None) -> str | None:
     return digest.hexdigest()
 
 
-def _partial_path(config: Config, name: str, method: str, suite: str, temperature: float, seed: int, facts: list) -> Path:
+def _partial_path(
+    config: Config, name: str, method: str, suite: str, temperature: float, seed: int, facts: list
+) -> Path:
     """Where the finished lines of this very computation lie: another target, drafter, setting or code, another file."""
-    facts = [*facts, source_digest("decode"), config.suites[suite].model_dump(mode="json")]
+    facts = [*facts, digest("decode", [facts[2]]), config.suites[suite].model_dump(mode="json")]
     key = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:12]
     folder = Path(config.work_dir or "work") / "partial" / name / method
     return folder / f"{suite}-T{temperature_label(temperature)}-seed{seed}-{key}.jsonl"
@@ -157,14 +177,24 @@ def main(argv: list[str] | None = None) -> None:
                 raise ConfigError(f"no {value!r} under {key}; there are {', '.join(getattr(config, key))}")
         target = Target.load(config.targets[arguments.target], arguments.target)
         records = run_suite(
-            config, target, arguments.target, arguments.method, arguments.suite, arguments.temperature, arguments.seed,
+            config,
+            target,
+            arguments.target,
+            arguments.method,
+            arguments.suite,
+            arguments.temperature,
+            arguments.seed,
             arguments.drafter,
         )
     except ValueError as error:
         parser.exit(2, f"{error}\n")
     write_records(arguments.out, records)
     steps, tokens = sum(len(r["committed"]) for r in records), sum(sum(r["committed"]) for r in records)
-    print(json.dumps({"records": len(records), "steps": steps, "tau": round(tokens / max(steps, 1), 4), "pid": os.getpid()}))
+    print(
+        json.dumps(
+            {"records": len(records), "steps": steps, "tau": round(tokens / max(steps, 1), 4), "pid": os.getpid()}
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -126,7 +126,7 @@ class Target:
 
     @torch.no_grad()
     def features(self, ids: Tensor, taps: tuple[int, ...]) -> Tensor:  # [B, S] -> [B, S, F]
-        """Tapped states of whole sequences without a cache.  Causal, so padding on the right changes nothing before it."""
+        """Tapped states of whole sequences, no cache.  Causal: padding on the right changes nothing before it."""
         features = self._run(ids, taps)[1]
         assert features is not None
         return features
@@ -136,9 +136,7 @@ class Target:
         """Logits of whole sequences without a cache."""
         return self.head(self._run(ids, ())[0])
 
-    def _run(
-        self, ids: Tensor, taps: tuple[int, ...], step: Step | None = None
-    ) -> tuple[Tensor, Tensor | None]:
+    def _run(self, ids: Tensor, taps: tuple[int, ...], step: Step | None = None) -> tuple[Tensor, Tensor | None]:
         """Normalised hidden states [B, S, H] and concatenated taps [B, S, F] of one pass."""
         for layer in taps:
             if not 0 <= layer < self.num_layers:

@@ -63,7 +63,7 @@ class BlockLayout:
 
     @property
     def supervised_slots(self) -> range:
-        """Slots that carry a loss.  May be longer than `proposing_slots` (Domino supervises slot 15, never proposes it)."""
+        """Slots that carry a loss; may outnumber `proposing_slots` (Domino supervises slot 15, never proposes it)."""
         return range(self.first_slot, self.block_size)
 
     def offset(self, slot: int) -> int:
@@ -77,7 +77,7 @@ class BlockLayout:
         return torch.tensor([self.offset(slot) for slot in self.supervised_slots], device=device)
 
     def visible(self, position: Tensor, anchor: Tensor) -> Tensor:
-        """Whether context features at `position` may be seen by a block at `anchor`: strictly before it (broadcasts)."""
+        """Whether features at `position` may be seen by a block at `anchor`: strictly before it (broadcasts)."""
         return position < anchor
 
     def relay_rows(self, accepted: Tensor) -> Tensor:  # [B] -> [B, block_size]

@@ -1,6 +1,6 @@
 """Accept rules proved by distribution, not by argument.
 
-    pytest tests/test_accept.py
+pytest tests/test_accept.py
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The ragged cache and the stop rule.
 
-    pytest tests/test_cache.py
+pytest tests/test_cache.py
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The decoder: losslessness, stops, budgets, ragged rows.  Driven by a scripted drafter that knows the answer.
 
-    pytest tests/test_decode.py
+pytest tests/test_decode.py
 """
 
 from __future__ import annotations
@@ -114,8 +114,12 @@ def test_plain_decoding_equals_transformers_generate(target):
     target._as_ours(False)
     try:
         theirs = target.model.generate(
-            torch.tensor([prompt.ids]), attention_mask=torch.ones(1, len(prompt.ids)), max_new_tokens=24,
-            do_sample=False, eos_token_id=None, pad_token_id=0,
+            torch.tensor([prompt.ids]),
+            attention_mask=torch.ones(1, len(prompt.ids)),
+            max_new_tokens=24,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
         )[0, len(prompt.ids) :].tolist()
     finally:
         target._as_ours(True)

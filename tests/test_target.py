@@ -1,6 +1,6 @@
 """Targets: taps, identity, what is borrowed, and who is refused.
 
-    pytest tests/test_target.py
+pytest tests/test_target.py
 """
 
 from __future__ import annotations

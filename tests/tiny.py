@@ -42,8 +42,16 @@ def tiny_model(kind: str = "qwen3", seed: int = 0, layers: int = 4, scale: float
     """A random model of 4 layers.  `scale` sharpens its logits, so that greedy text is not one token repeated."""
     torch.manual_seed(seed)
     shape = dict(
-        vocab_size=VOCAB, hidden_size=32, num_hidden_layers=layers, num_attention_heads=4, num_key_value_heads=2,
-        head_dim=8, intermediate_size=48, max_position_embeddings=2048, eos_token_id=None, pad_token_id=None,
+        vocab_size=VOCAB,
+        hidden_size=32,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        intermediate_size=48,
+        max_position_embeddings=2048,
+        eos_token_id=None,
+        pad_token_id=None,
         bos_token_id=None,
     )
     if kind == "gemma3":
@@ -64,6 +72,8 @@ def tiny_model(kind: str = "qwen3", seed: int = 0, layers: int = 4, scale: float
     return model
 
 
-def tiny_target(kind: str = "qwen3", dtype: torch.dtype = torch.float32, seed: int = 0, template: str | None = TEMPLATE):
+def tiny_target(
+    kind: str = "qwen3", dtype: torch.dtype = torch.float32, seed: int = 0, template: str | None = TEMPLATE
+):
     """A target ready to decode."""
     return Target(tiny_model(kind, seed).to(dtype), byte_tokenizer(template), f"tiny-{kind}")
