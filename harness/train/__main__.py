@@ -179,9 +179,7 @@ def export(
     return report
 
 
-def summary(
-    trainer: Trainer, outcome: Outcome, report: WalkReport | None, identity: dict[str, Any]
-) -> dict[str, Any]:
+def summary(trainer: Trainer, outcome: Outcome, report: WalkReport | None, identity: dict[str, Any]) -> dict[str, Any]:
     """What done.json says.  plateau: held-out CE is flat; walk_gain: relative gain of accept_walk in the last
     third.
     """
@@ -212,9 +210,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--target", required=True, help="a name under targets:")
     parser.add_argument("--method", required=True, help="a recipe with a drafter, e.g. dflash")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--trajectories", type=Path, help="their folder; default <output_dir>/trajectories/<target>"
-    )
+    parser.add_argument("--trajectories", type=Path, help="their folder; default <output_dir>/trajectories/<target>")
     parser.add_argument("--out", required=True, type=Path, help="folder for the trained drafter")
     arguments = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(message)s")

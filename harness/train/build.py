@@ -7,6 +7,7 @@ into the drafter's own config, so nothing is guessed when the checkpoint is read
 
 from __future__ import annotations
 
+import logging
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -19,6 +20,8 @@ from harness.target import Target, TargetError
 from harness.train.corpus import Trajectory
 from methods.config import DrafterConfig
 from methods.drafter import BlockDrafter
+
+log = logging.getLogger(__name__)
 
 
 def build_drafter(
@@ -52,7 +55,7 @@ def build_drafter(
         taps=None if settings.taps is None else tuple(settings.taps),
         **overrides,
     )
-    refuse_mask_in_data(drafter_config.mask_token_id, trajectories)
+    refuse_mask_in_text(drafter_config.mask_token_id, trajectories)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         drafter = BlockDrafter(drafter_config, target.binding, draft_vocab=vocab)
@@ -97,14 +100,14 @@ def mask_token(target: Target, settings: DrafterSettings) -> int:
     )
 
 
-def refuse_mask_in_data(mask: int, trajectories: Sequence[Trajectory]) -> None:
-    """A mask token that occurs in text would teach the drafter two meanings of one embedding."""
-    for trajectory in trajectories:
-        if mask in trajectory.ids:
-            raise TargetError(
-                f"mask token {mask} occurs in trajectory {trajectory.prompt_id!r}; "
-                "name another in drafter.mask_token_id"
-            )
+def refuse_mask_in_text(mask: int, trajectories: Sequence[Trajectory]) -> None:
+    """A mask token that real text uses would give one embedding two meanings; a sampled one is a freak, and said."""
+    asked = next((t.prompt_id for t in trajectories if mask in t.prompt_ids), None)
+    if asked is not None:
+        raise TargetError(f"mask token {mask} occurs in prompt {asked!r}; name another in drafter.mask_token_id")
+    freaks = sum(mask in t.response_ids for t in trajectories)
+    if freaks:
+        log.warning("the target itself wrote the mask token %d in %d responses", mask, freaks)
 
 
 def draft_vocab(target: Target, trajectories: Sequence[Trajectory], size: int | None) -> Tensor | None:

@@ -161,9 +161,7 @@ def collate(trajectories: Sequence[Trajectory], indices: Sequence[int]) -> Batch
     ids = torch.zeros(len(chosen), max(lengths), dtype=torch.long)
     for row, trajectory in enumerate(chosen):
         ids[row, : lengths[row]] = torch.tensor(trajectory.ids)
-    return Batch(
-        tuple(indices), ids, torch.tensor(lengths), torch.tensor([len(t.prompt_ids) for t in chosen])
-    )
+    return Batch(tuple(indices), ids, torch.tensor(lengths), torch.tensor([len(t.prompt_ids) for t in chosen]))
 
 
 class BatchOrder:

@@ -64,13 +64,9 @@ class Curve:
 
     def write(self, path: Path) -> None:
         text = io.StringIO()
-        writer = csv.DictWriter(
-            text, fieldnames=list(self.rows[0]) if self.rows else ["step"], lineterminator="\n"
-        )
+        writer = csv.DictWriter(text, fieldnames=list(self.rows[0]) if self.rows else ["step"], lineterminator="\n")
         writer.writeheader()
-        writer.writerows(
-            {k: f"{v:.6g}" if isinstance(v, float) else v for k, v in row.items()} for row in self.rows
-        )
+        writer.writerows({k: f"{v:.6g}" if isinstance(v, float) else v for k, v in row.items()} for row in self.rows)
         write_bytes(path, text.getvalue().encode())
 
 

@@ -26,7 +26,8 @@ class Estimate:
         span = f"{total / 60:.1f} min" if total < 7200 else f"{total / 3600:.1f} h"
         return (
             f"estimate: {self.step_seconds * 1e3:.0f} ms a step (largest batch "
-            f"{self.worst_seconds * 1e3:.0f} ms), {steps} steps in about {span} plus evaluations; peak memory on {self.place} "
+            f"{self.worst_seconds * 1e3:.0f} ms), {steps} steps in "
+            f"about {span} plus evaluations; peak memory on {self.place} "
             f"{self.peak_gb:.2f} GB, measured on the largest batch there is"
         )
 
@@ -42,9 +43,7 @@ def measure(worst: Callable[[], None], ordinary: list[Callable[[], None]], devic
     worst()
     worst_seconds = _seconds(worst, device)
     times = sorted(_seconds(call, device) for call in ordinary)
-    return Estimate(
-        worst_seconds, times[len(times) // 2] if times else worst_seconds, peak_gb(device), str(device)
-    )
+    return Estimate(worst_seconds, times[len(times) // 2] if times else worst_seconds, peak_gb(device), str(device))
 
 
 def _seconds(call: Callable[[], None], device: torch.device) -> float:

@@ -110,16 +110,12 @@ class Trainer:
         self._resume()
         if self._reason() is None:
             log.info(self.estimate().text(self.settings.steps - self.step))
-        with tqdm(
-            total=self.settings.steps, initial=self.step, desc="training", unit="step", mininterval=2
-        ) as bar:
+        with tqdm(total=self.settings.steps, initial=self.step, desc="training", unit="step", mininterval=2) as bar:
             try:
                 reason = self._train(bar)
             except Stopped as stopped:
                 self._save()
-                log.warning(
-                    "stopped at step %d (%s); the same command goes on from there", self.step, stopped.reason
-                )
+                log.warning("stopped at step %d (%s); the same command goes on from there", self.step, stopped.reason)
                 raise
         if self._walks is None:
             self._walks = self._walk()
@@ -153,11 +149,7 @@ class Trainer:
             return "steps"
         if limit is not None and self.step > 0 and self.seconds >= 60 * limit:
             return "wall_time"
-        if (
-            self.settings.stop_at_plateau
-            and self.curve.step == self.step
-            and self.step >= self.settings.steps / 4
-        ):
+        if self.settings.stop_at_plateau and self.curve.step == self.step and self.step >= self.settings.steps / 4:
             if self.curve.flat(self.settings.plateau_percent):
                 return "plateau"
         return None
@@ -171,9 +163,7 @@ class Trainer:
         self.seconds += time.perf_counter() - start
 
     def _rate(self, step: int) -> float:
-        return learning_rate(
-            step, self.settings.steps, self.settings.learning_rate, self.settings.warmup_ratio
-        )
+        return learning_rate(step, self.settings.steps, self.settings.learning_rate, self.settings.warmup_ratio)
 
     def _backward(self, batch: Batch, step: int) -> Tally:
         """Gradients of one step: every round backward on its own, through a detached leaf of the shared
@@ -187,9 +177,7 @@ class Trainer:
         current = self.rounds.first(step, batch, ids)
         while current is not None:
             blocks = current.blocks
-            hidden = self.drafter.forward_blocks(
-                leaf, blocks.anchors, blocks.tokens, blocks.keep, current.relay
-            )
+            hidden = self.drafter.forward_blocks(leaf, blocks.anchors, blocks.tokens, blocks.keep, current.relay)
             tally = tally + block_loss(
                 self.drafter,
                 hidden,
@@ -207,19 +195,17 @@ class Trainer:
     # -- evaluation -----------------------------------------------------------------------------------------
 
     def _evaluate(self, bar: tqdm) -> None:
-        """Add a row to the curve.  Nothing is kept until all is measured: a signal in between loses nothing."""
+        """Add a row to the curve.  Nothing is kept until all is measured: a signal loses nothing."""
         train = self.tally.cpu()
         if not math.isfinite(train.loss):
             raise FloatingPointError(
-                f"the loss became {train.loss} between steps {self.curve.step} and {self.step}; "
-                f"the last saved state is untouched. Lower train.learning_rate ({self.settings.learning_rate:g})"
+                f"the loss became {train.loss} between steps {self.curve.step} and "
+                f"{self.step}; the saved state is untouched. Lower train.learning_rate ({self.settings.learning_rate:g})"
             )
         walks, heldout = self._walk(), self.heldout()
         walked, self._walks = accept_walk(walks), walks
         self.blocks += int(train.blocks)
-        self.curve.add(
-            self.step, self._rate(self.step - 1), train, heldout, walked, self.seconds, self.blocks
-        )
+        self.curve.add(self.step, self._rate(self.step - 1), train, heldout, walked, self.seconds, self.blocks)
         self.curve.write(self.work / "learning_curve.csv")
         self.tally = Tally.zero(self.slots, self.device)
         bar.set_postfix(loss=f"{train.loss:.3f}", heldout=f"{heldout.loss:.3f}", walk=f"{walked:.2f}")

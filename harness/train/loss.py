@@ -103,9 +103,7 @@ def block_loss(
     for part in rows.split(max(1, chunk // true.shape[1])):
         piece = leaf[part].requires_grad_(backward)
         with torch.set_grad_enabled(backward):
-            total, counts = _chunk(
-                drafter, piece, tokens[part], true[part], valid[part], left[part], objective, share
-            )
+            total, counts = _chunk(drafter, piece, tokens[part], true[part], valid[part], left[part], objective, share)
         tally = tally + counts
         if backward:
             got = torch.autograd.grad(total, [piece, *trained], allow_unused=True)
@@ -158,9 +156,7 @@ def _chunk(
 def _cross_entropy(logits: Tensor, index: Tensor) -> Tensor:  # [M, L, V], [M, L] -> [M, L]
     """Per label, in float32 at least; 0 where the label is outside the vocabulary (index -1)."""
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    return F.cross_entropy(wide.flatten(0, 1), index.flatten(), ignore_index=-1, reduction="none").view_as(
-        index
-    )
+    return F.cross_entropy(wide.flatten(0, 1), index.flatten(), ignore_index=-1, reduction="none").view_as(index)
 
 
 def _block_tokens(ids: Tensor, blocks: Blocks, block_size: int) -> Tensor:  # -> [B, N, block]

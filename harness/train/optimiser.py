@@ -35,9 +35,7 @@ class MasterAdamW:
             raise ValueError(f"{type(module).__name__} has no trainable parameter; there is nothing to train")
         self.names = [name for name, _ in named]
         self.parameters = [p for _, p in named]
-        self.masters = [
-            p if p.dtype.itemsize >= 4 else nn.Parameter(p.detach().float()) for p in self.parameters
-        ]
+        self.masters = [p if p.dtype.itemsize >= 4 else nn.Parameter(p.detach().float()) for p in self.parameters]
         self.clip = clip
         matrices = [m for m in self.masters if m.ndim >= 2]
         vectors = [m for m in self.masters if m.ndim < 2]
@@ -76,9 +74,7 @@ class MasterAdamW:
 
     def restore(self, state: dict[str, Any]) -> None:
         if list(state["masters"]) != self.names:
-            raise ValueError(
-                f"the saved state holds parameters {list(state['masters'])}, the drafter has {self.names}"
-            )
+            raise ValueError(f"the saved state holds parameters {list(state['masters'])}, the drafter has {self.names}")
         with torch.no_grad():
             for name, parameter, master in zip(self.names, self.parameters, self.masters, strict=True):
                 master.copy_(state["masters"][name])

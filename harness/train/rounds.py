@@ -36,9 +36,7 @@ class MaskRounds:
         anchors, keep = draw(self.seed, step, batch.lengths, batch.prompts, self.anchors)
         return Round(blocks_at(ids, anchors.to(ids.device), keep.to(ids.device)))
 
-    def following(
-        self, batch: Batch, ids: Tensor, context: Tensor, before: Round, hidden: Tensor
-    ) -> Round | None:
+    def following(self, batch: Batch, ids: Tensor, context: Tensor, before: Round, hidden: Tensor) -> Round | None:
         """The round after `before`, given its hidden states [B, N, block, H] (detached); None ends
         the step.
         """

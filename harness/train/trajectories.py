@@ -118,9 +118,7 @@ def _answer(
     tokens = 0
     with (
         partial.open("a", encoding="utf-8") as file,
-        tqdm(
-            total=len(prompts), desc=f"trajectories T={decode.temperature:g}", unit="resp", mininterval=2
-        ) as bar,
+        tqdm(total=len(prompts), desc=f"trajectories T={decode.temperature:g}", unit="resp", mininterval=2) as bar,
     ):
         for response in decoder.run(prompts):
             line = {
@@ -147,9 +145,7 @@ def publish(out: Path, lines: Sequence[dict[str, Any]], facts: dict[str, Any]) -
     """
     supervised = sum(len(line["response_ids"]) for line in lines)
     if not supervised:
-        raise ValueError(
-            f"the target answered none of {len(lines)} prompts with a token; there is nothing to train on"
-        )
+        raise ValueError(f"the target answered none of {len(lines)} prompts with a token; there is nothing to train on")
     shards = []
     for number, start in enumerate(range(0, len(lines), SHARD_LINES)):
         path = out / f"shard-{number:05d}.jsonl"
@@ -161,9 +157,7 @@ def publish(out: Path, lines: Sequence[dict[str, Any]], facts: dict[str, Any]) -
         "responses": len(lines),
         "prompt_tokens": sum(len(line["prompt_ids"]) for line in lines),
         "response_tokens": supervised,
-        "by_temperature": {
-            f"{t:g}": n for t, n in sorted(Counter(line["temperature"] for line in lines).items())
-        },
+        "by_temperature": {f"{t:g}": n for t, n in sorted(Counter(line["temperature"] for line in lines).items())},
         "stops": dict(sorted(Counter(line["stop"] for line in lines).items())),
         "shards": shards,
     }
@@ -214,9 +208,7 @@ def prompt_file(path: Path, count: int) -> list[Task]:
         if not turns:
             raise DataError(f'{path}, line {number}: no prompt; give {{"prompt": ...}} or {{"turns": [...]}}')
         plain = turns[0] if len(turns) == 1 else None
-        tasks.append(
-            Task(str(row.get("id", f"{path.stem}/{number:06d}")), path.stem, tuple(turns), plain=plain)
-        )
+        tasks.append(Task(str(row.get("id", f"{path.stem}/{number:06d}")), path.stem, tuple(turns), plain=plain))
     if not tasks:
         raise DataError(f"prompt file {path} is empty; there is nothing to train on")
     if len(tasks) < count:
@@ -249,9 +241,7 @@ def sample_text(target: Target, line: dict[str, Any]) -> str:
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m harness.train.trajectories", description=__doc__.split("\n")[0]
-    )
+    parser = argparse.ArgumentParser(prog="python -m harness.train.trajectories", description=__doc__.split("\n")[0])
     parser.add_argument("--config", default="pocket", help="a profile or a YAML file")
     parser.add_argument("--target", required=True, help="a name under targets:")
     parser.add_argument("--out", required=True, type=Path, help="folder for shards and manifest.json")
@@ -263,9 +253,7 @@ def main(argv: list[str] | None = None) -> None:
     try:
         config = load_config(arguments.config)
         if arguments.target not in config.targets:
-            raise ConfigError(
-                f"no target {arguments.target!r}; the configuration has {', '.join(config.targets)}"
-            )
+            raise ConfigError(f"no target {arguments.target!r}; the configuration has {', '.join(config.targets)}")
         run(config, arguments.target, arguments.out)
     except ValueError as error:
         parser.exit(2, f"{error}\n")

@@ -187,9 +187,7 @@ def _text_difference(target: Target, response: Any, trajectory: Trajectory) -> d
     ours, theirs = list(trajectory.response_ids), response.output_ids
     if ours == theirs:
         return None
-    at = next(
-        (i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs))
-    )
+    at = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs)))
     gap = float("inf")  # one is a prefix of the other: no tie explains that
     if at < min(len(ours), len(theirs)):
         ids = torch.tensor([[*trajectory.prompt_ids, *ours[:at]]], device=target.device)
@@ -225,9 +223,7 @@ def _step_difference(
 
 
 @torch.no_grad()
-def _draft_gap(
-    target: Target, drafter: BlockDrafter, trajectory: Trajectory, anchor: int, slot: int
-) -> float:
+def _draft_gap(target: Target, drafter: BlockDrafter, trajectory: Trajectory, anchor: int, slot: int) -> float:
     ids = torch.tensor([trajectory.ids], device=target.device)
     context = drafter.context(target.features(ids, drafter.config.taps))
     hidden, _ = _hidden_at(drafter, context, ids, torch.tensor([anchor], device=target.device))
