@@ -1,1 +1,1 @@
-"""Drafters for speculative decoding: tensors in, tensors out.  Start with `contract.py`; nothing here imports `harness`."""
+"""Drafters for speculative decoding: tensors in, tensors out.  Start with `contract.py`."""

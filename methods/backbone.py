@@ -1,8 +1,8 @@
 """How a block is denoised: Qwen3-style layers whose keys and values also come from the context features.
 
-It knows projections, norms and rotary positions.  It does not know where context keys are kept: the caller hands in an
-`attend` function, which sees each layer's queries, keys and values and adds the context (training: computed for the
-whole sequence; decoding: a cache).
+It knows projections, norms and rotary positions.  It does not know where context keys are kept: the caller
+hands in an `attend` function, which sees each layer's queries, keys and values and adds the context
+(training: computed for the whole sequence; decoding: a cache).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ContextWeights(NamedTuple):
 
 
 def rotate(x: Tensor, angles: Angles) -> Tensor:
-    """Rotary embedding of x [..., T, D], the half-split form of Llama and Qwen; angles broadcast against x."""
+    """Rotary embedding of x [..., T, D], half-split as in Llama and Qwen; angles broadcast against x."""
     first, second = x.chunk(2, dim=-1)
     return x * angles.cos + torch.cat((-second, first), dim=-1) * angles.sin
 
@@ -80,7 +80,7 @@ class BlockAttention(nn.Module):
     def heads(self, x: Tensor) -> Tensor:  # [B, T, heads * D] -> [B, T, heads, D]
         return x.unflatten(-1, (-1, self.head_dim))
 
-    def forward(self, x: Tensor, angles: Angles, layer: int, attend: Attend) -> Tensor:  # [B, T, H] -> [B, T, H]
+    def forward(self, x: Tensor, angles: Angles, layer: int, attend: Attend) -> Tensor:  # x: [B, T, H]
         q = rotate(self.q_norm(self.heads(self.q_proj(x))).transpose(1, 2), angles)
         k = rotate(self.k_norm(self.heads(self.k_proj(x))).transpose(1, 2), angles)
         v = self.heads(self.v_proj(x)).transpose(1, 2)
@@ -112,10 +112,11 @@ class BlockLayer(nn.Module):
 
 
 class DFlashBackbone(nn.Module):
-    """The DFlash stack (sections 4.1 and A.3): context features enter every layer's K and V, and nothing else.
+    """The DFlash stack (sections 4.1, A.3): context features enter every layer's K and V, nothing else.
 
-    The context is projected by the same `k_proj`, `v_proj` and `k_norm` as the block, without the layer's input norm,
-    at its own absolute positions.  It never meets Q, the output projection, the residual stream or the MLP.
+    The context is projected by the same `k_proj`, `v_proj` and `k_norm` as the block, without the layer's
+    input norm, at its own absolute positions.  It never meets Q, the output projection, the residual stream
+    or the MLP.
     """
 
     def __init__(self, config: DrafterConfig) -> None:
@@ -124,24 +125,26 @@ class DFlashBackbone(nn.Module):
         self.layers = nn.ModuleList(BlockLayer(config) for _ in range(config.num_layers))
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         # A block at the last admissible anchor still has slots after it.
-        self.rotary = Rotary(config.head_dim, config.rope_theta, config.max_position_embeddings + config.block_size)
+        positions = config.max_position_embeddings + config.block_size
+        self.rotary = Rotary(config.head_dim, config.rope_theta, positions)
 
     def context_weights(self) -> ContextWeights:
-        """The layers' context projections, stacked (differentiable; a copy, so stale after an optimiser step)."""
-        pairs = [w for layer in self.layers for w in (layer.self_attn.k_proj.weight, layer.self_attn.v_proj.weight)]
-        norms = torch.stack([layer.self_attn.k_norm.weight for layer in self.layers])
+        """The layers' context projections, stacked: a differentiable copy, stale after an optimiser step."""
+        attention = [layer.self_attn for layer in self.layers]
+        pairs = [weight for one in attention for weight in (one.k_proj.weight, one.v_proj.weight)]
+        norms = torch.stack([one.k_norm.weight for one in attention])
         return ContextWeights(torch.cat(pairs), norms[:, None, :])
 
     def project_context(self, context: Tensor, angles: Angles, weights: ContextWeights) -> tuple[Tensor, Tensor]:
-        """Context features [B, S, H] at the positions of `angles` [S, D] or [B, S, D] -> keys and values of every
-        layer, each [B, S, layers, Hkv, D], keys rotated."""
+        """Context features [B, S, H] at the positions of `angles` [S, D] or [B, S, D] -> keys and values of
+        every layer, each [B, S, layers, Hkv, D], keys rotated."""
         kv = F.linear(context, weights.kv).unflatten(-1, (len(self.layers), 2, self.kv_heads, self.head_dim))
         k, v = kv.unbind(-3)
         k = F.rms_norm(k, (self.head_dim,), eps=self.norm.eps) * weights.k_norm
         return rotate(k, angles.unsqueeze(-2).unsqueeze(-2)), v
 
     def forward(self, x: Tensor, angles: Angles, attend: Attend) -> Tensor:  # [B, T, H] -> [B, T, H]
-        """Denoise block inputs `x`; `angles` must broadcast against [B, heads, T, D].  The final norm is applied."""
+        """Denoise block inputs `x`, final norm included; `angles` broadcast against [B, heads, T, D]."""
         for index, layer in enumerate(self.layers):
             x = layer(x, angles, index, attend)
         return self.norm(x)

@@ -1,4 +1,4 @@
-"""Drafters on disk: `config.json` and `model.safetensors` in a folder, tensors named as in released DFlash weights.
+"""Drafters on disk: `config.json` and `model.safetensors`, tensors named as in released DFlash weights.
 
 It knows files and names.  Nothing is guessed: each missing, unknown, misshaped or non-finite entry is named.
 """
@@ -35,7 +35,7 @@ def published_name(name: str) -> str:
 
 
 def save_drafter(folder: str | Path, drafter: BlockDrafter) -> None:
-    """Write `drafter` into `folder` (made if absent); a file appears whole or not at all.  Refuses NaN and inf."""
+    """Write `drafter` into `folder` (made if absent), each file whole or not at all.  Refuses NaN and inf."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {published_name(k): v.detach().cpu().contiguous() for k, v in drafter.state_dict().items()}
@@ -48,8 +48,14 @@ def save_drafter(folder: str | Path, drafter: BlockDrafter) -> None:
     os.replace(part, folder / CONFIG)
 
 
-def load_drafter(folder: str | Path, binding: TargetBinding, expected: Mapping[str, Any] | None = None, *,
-                 dtype: torch.dtype | None = None, device: torch.device | str = "cpu") -> BlockDrafter:
+def load_drafter(
+    folder: str | Path,
+    binding: TargetBinding,
+    expected: Mapping[str, Any] | None = None,
+    *,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str = "cpu",
+) -> BlockDrafter:
     """Read a drafter.
 
     expected: config fields that must have exactly these values (``target_fingerprint``, ``template_hash``,
@@ -98,8 +104,10 @@ def check_expected(folder: str | Path, config: DrafterConfig, expected: Mapping[
             raise CheckpointError(f"nothing can be expected of {name!r}; a drafter config has {known}")
         found = getattr(config, name)
         if found != (tuple(wanted) if isinstance(wanted, list) else wanted):
-            raise CheckpointError(f"{name} is {found!r} in {Path(folder) / CONFIG} and {wanted!r} in this run; "
-                                  "use the drafter with what it was trained for, or train another")
+            raise CheckpointError(
+                f"{name} is {found!r} in {Path(folder) / CONFIG} and {wanted!r} in this run; "
+                "use the drafter with what it was trained for, or train another"
+            )
 
 
 def _check_tensors(folder: Path, found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
@@ -109,8 +117,8 @@ def _check_tensors(folder: Path, found: Mapping[str, Tensor], wanted: Mapping[st
         raise CheckpointError(f"{path}: missing tensors: {missing}; unknown tensors: {unknown}")
     for name, value in wanted.items():
         if found[name].shape != value.shape:
-            raise CheckpointError(f"{path}: {name} has shape {list(found[name].shape)}; the config asks for "
-                                  f"{list(value.shape)}")
+            found_shape, wanted_shape = list(found[name].shape), list(value.shape)
+            raise CheckpointError(f"{path}: {name} has shape {found_shape}; the config asks for {wanted_shape}")
         if found[name].is_floating_point() != value.is_floating_point():
             raise CheckpointError(f"{path}: {name} is {found[name].dtype}; it should be like {value.dtype}")
     _check_finite(folder, found)

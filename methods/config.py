@@ -16,7 +16,7 @@ from methods.recipes import recipe
 
 @dataclass(frozen=True)
 class DrafterConfig:
-    """One drafter.  Every field must stand in a checkpoint; a missing or unknown one is an error that names it."""
+    """One drafter.  Every field must stand in a checkpoint; missing and unknown ones are errors."""
 
     recipe: str
     fusion: str
@@ -52,8 +52,18 @@ class DrafterConfig:
                 raise ValueError(
                     f"{axis} is {getattr(self, axis)!r}, but recipe {self.recipe!r} has {getattr(chosen, axis)!r}"
                 )
-        for name in ("hidden_size", "num_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
-                     "intermediate_size", "rms_norm_eps", "rope_theta", "max_position_embeddings", "vocab_size"):
+        for name in (
+            "hidden_size",
+            "num_layers",
+            "num_attention_heads",
+            "num_key_value_heads",
+            "head_dim",
+            "intermediate_size",
+            "rms_norm_eps",
+            "rope_theta",
+            "max_position_embeddings",
+            "vocab_size",
+        ):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be positive")
         if self.num_attention_heads % self.num_key_value_heads:
@@ -64,11 +74,11 @@ class DrafterConfig:
         if self.head_dim % 2:
             raise ValueError(f"head_dim is {self.head_dim}; rotary positions need an even number")
         if not 0 <= self.mask_token_id < self.vocab_size:
-            raise ValueError(f"mask_token_id is {self.mask_token_id}, outside the vocabulary of {self.vocab_size}")
+            raise ValueError(f"mask_token_id is {self.mask_token_id}, outside the {self.vocab_size} token ids")
         if not self.taps or min(self.taps) < 0 or len(set(self.taps)) != len(self.taps):
-            raise ValueError(f"taps are {self.taps}; name at least one target layer, each once, counted from 0")
+            raise ValueError(f"taps are {self.taps}; name target layers, at least one, each once, from 0")
         if self.draft_vocab_size is not None and not 0 < self.draft_vocab_size <= self.vocab_size:
-            raise ValueError(f"draft_vocab_size is {self.draft_vocab_size}; use 1 to {self.vocab_size}, or None")
+            raise ValueError(f"draft_vocab_size is {self.draft_vocab_size}; use 1 to {self.vocab_size} or None")
 
     @property
     def layout(self) -> BlockLayout:
@@ -76,16 +86,16 @@ class DrafterConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values, taps as a list."""
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        return {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self).items()}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> DrafterConfig:
-        """The config written by `to_dict`.  Raises ``ValueError`` naming each missing, unknown or mistyped key."""
+        """The config written by `to_dict`; ``ValueError`` names each missing, unknown or mistyped key."""
         known = [field.name for field in fields(cls)]
         missing = [name for name in known if name not in values]
         unknown = [name for name in values if name not in known]
         if missing or unknown:
-            raise ValueError(f"missing keys: {missing}; unknown keys: {unknown}; a drafter config has exactly {known}")
+            raise ValueError(f"missing keys: {missing}; unknown keys: {unknown}; exactly these are known: {known}")
         hints = get_type_hints(cls)
         return cls(**{name: _typed(name, values[name], hints[name]) for name in known})
 
@@ -110,7 +120,7 @@ class DrafterConfig:
     ) -> DrafterConfig:
         """A config whose dimensions are those of the target (as DFlash does), read from its text config.
 
-        overrides: any other field by name, e.g. ``intermediate_size=256``.  Raises ``ValueError`` for unknown names.
+        overrides: any other field by name (``intermediate_size=256``); ``ValueError`` for unknown names.
         """
         chosen = recipe(method)
         if not chosen.drafts:
@@ -118,28 +128,41 @@ class DrafterConfig:
         heads = text_config.num_attention_heads
         most = block_size - 1 if alignment == "same" else block_size
         values: dict[str, Any] = dict(
-            recipe=chosen.name, fusion=chosen.fusion, backbone=chosen.backbone, head=chosen.head, relay=chosen.relay,
-            block_size=block_size, alignment=alignment,
+            recipe=chosen.name,
+            fusion=chosen.fusion,
+            backbone=chosen.backbone,
+            head=chosen.head,
+            relay=chosen.relay,
+            block_size=block_size,
+            alignment=alignment,
             num_proposals=min(most, block_size - 1) if num_proposals is None else num_proposals,
             mask_token_id=mask_token_id,
             taps=default_taps(text_config.num_hidden_layers, max(5, num_layers)) if taps is None else tuple(taps),
-            hidden_size=text_config.hidden_size, num_layers=num_layers, num_attention_heads=heads,
+            hidden_size=text_config.hidden_size,
+            num_layers=num_layers,
+            num_attention_heads=heads,
             num_key_value_heads=getattr(text_config, "num_key_value_heads", None) or heads,
             head_dim=getattr(text_config, "head_dim", None) or text_config.hidden_size // heads,
             intermediate_size=text_config.intermediate_size,
-            rms_norm_eps=float(getattr(text_config, "rms_norm_eps", 1e-6)), rope_theta=float(rope_theta),
-            max_position_embeddings=text_config.max_position_embeddings, vocab_size=text_config.vocab_size,
-            draft_vocab_size=None, target=target, target_fingerprint=target_fingerprint,
-            template_hash=template_hash, thinking=thinking,
+            rms_norm_eps=float(getattr(text_config, "rms_norm_eps", 1e-6)),
+            rope_theta=float(rope_theta),
+            max_position_embeddings=text_config.max_position_embeddings,
+            vocab_size=text_config.vocab_size,
+            draft_vocab_size=None,
+            target=target,
+            target_fingerprint=target_fingerprint,
+            template_hash=template_hash,
+            thinking=thinking,
         )
         config = cls.from_dict({**values, **overrides})
-        if max(config.taps) >= text_config.num_hidden_layers:
-            raise ValueError(f"taps are {config.taps}, but the target has layers 0 to {text_config.num_hidden_layers - 1}")
+        last = text_config.num_hidden_layers - 1
+        if max(config.taps) > last:
+            raise ValueError(f"taps are {config.taps}, but the target has layers 0 to {last}")
         return config
 
 
 def default_taps(target_layers: int, count: int) -> tuple[int, ...]:
-    """`count` layers spread evenly from 1 to L-3 (the rule of the released DFlash code), fewer where they coincide."""
+    """`count` layers spread evenly from 1 to L-3 (the released DFlash rule), fewer where they coincide."""
     if count == 1 or target_layers < 5:
         return (target_layers // 2,)
     spread = (round(1 + i * (target_layers - 4) / (count - 1)) for i in range(count))
@@ -147,7 +170,7 @@ def default_taps(target_layers: int, count: int) -> tuple[int, ...]:
 
 
 def _typed(name: str, value: Any, hint: Any) -> Any:
-    """`value` if it fits the field's type, lists turned into tuples; ``ValueError`` naming the key if it does not."""
+    """`value` if it fits the field's type, lists turned into tuples; else ``ValueError`` naming the key."""
     for option in get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,):
         if get_origin(option) is Literal and value in get_args(option):
             return value

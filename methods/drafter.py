@@ -28,13 +28,20 @@ from methods.visibility import block_mask_mod, materialise
 class BlockDrafter(nn.Module):
     """The trainable part of a method.  Embedding and head are the target's, borrowed through `binding`.
 
-    config: what a checkpoint says about itself.  attention: "sdpa" (any device) or "flex" (compiled on a GPU; on
-    a CPU it has no backward).  draft_vocab: [V_d] ascending target ids the head predicts over, required if and
-    only if ``config.draft_vocab_size`` is set.  Raises ``ValueError`` if config, binding and draft_vocab disagree.
+    config: what a checkpoint says about itself.  attention: "sdpa" (any device) or "flex" (compiled on a GPU;
+    on a CPU it has no backward).  draft_vocab: [V_d] ascending target ids the head predicts over, required if
+    and only if ``config.draft_vocab_size`` is set.  Raises ``ValueError`` if config, binding and draft_vocab
+    disagree.
     """
 
-    def __init__(self, config: DrafterConfig, binding: TargetBinding, *,
-                 attention: Literal["sdpa", "flex"] = "sdpa", draft_vocab: Tensor | None = None) -> None:
+    def __init__(
+        self,
+        config: DrafterConfig,
+        binding: TargetBinding,
+        *,
+        attention: Literal["sdpa", "flex"] = "sdpa",
+        draft_vocab: Tensor | None = None,
+    ) -> None:
         super().__init__()
         _check_fit(config, binding, draft_vocab)
         self.config, self.layout, self.attention = config, config.layout, attention
@@ -51,8 +58,9 @@ class BlockDrafter(nn.Module):
     def bind(self, binding: TargetBinding) -> None:
         """Borrow another target's modules (same sizes).  They never become parameters of the drafter."""
         self.binding = binding
-        self.narrowed = replace(binding, head=self.head_logits,
-                                vocab_size=self.config.draft_vocab_size or binding.vocab_size)
+        self.narrowed = replace(
+            binding, head=self.head_logits, vocab_size=self.config.draft_vocab_size or binding.vocab_size
+        )
 
     # -- what training uses ---------------------------------------------------------------------------------
 
@@ -60,14 +68,15 @@ class BlockDrafter(nn.Module):
         """Fuse the concatenated taps into context features."""
         return self.fusion(taps)
 
-    def forward_blocks(self, context: Tensor, anchors: Tensor, anchor_tokens: Tensor, keep: Tensor,
-                       relay: RelayState | None = None) -> Tensor:
+    def forward_blocks(
+        self, context: Tensor, anchors: Tensor, anchor_tokens: Tensor, keep: Tensor, relay: RelayState | None = None
+    ) -> Tensor:
         """Denoise N blocks over each of B sequences; their context keys and values are computed once.
 
-        context: [B, S, H], finite throughout (what stands at or after an anchor is never seen, but masked cells
-        are weighed with zero); anchors: [B, N] positions; anchor_tokens: [B, N]; keep: [B, N] bool, False for
-        padding, whose anchors may be anything; relay: leading axes [B, N], or None.
-        Returns hidden states [B, N, block, H] after the final norm (finite but meaningless where not kept).
+        context: [B, S, H], finite throughout (what stands at or after an anchor is never seen, but masked
+        cells are weighed with zero); anchors: [B, N] positions; anchor_tokens: [B, N]; keep: [B, N] bool,
+        False for padding, whose anchors may be anything; relay: leading axes [B, N], or None.
+        Returns hidden states [B, N, block, H] after the final norm (finite, meaningless where not kept).
         """
         batch, length = context.shape[:2]
         anchors = torch.where(keep, anchors, 0)
@@ -76,8 +85,10 @@ class BlockDrafter(nn.Module):
         slots = torch.arange(self.layout.block_size, device=anchors.device)
         positions = (anchors[..., None] + slots).flatten(1)  # [B, N*block]
         backbone, rotary = self.backbone, self.backbone.rotary
-        keys, values = backbone.project_context(context, rotary(slice(0, length)), backbone.context_weights())
-        hidden = backbone(x, rotary(positions).unsqueeze(1), self._attend_sequence(keys, values, anchors, keep))
+        weights = backbone.context_weights()
+        keys, values = backbone.project_context(context, rotary(slice(0, length)), weights)
+        attend = self._attend_sequence(keys, values, anchors, keep)
+        hidden = backbone(x, rotary(positions).unsqueeze(1), attend)
         return hidden.unflatten(1, (anchors.shape[1], self.layout.block_size))
 
     def _attend_sequence(self, keys: Tensor, values: Tensor, anchors: Tensor, keep: Tensor) -> Attend:
@@ -94,7 +105,8 @@ class BlockDrafter(nn.Module):
         else:
             mask = materialise(mask_mod, batch, queries, length + queries, keys.device)
             core = lambda q, k, v: F.scaled_dot_product_attention(  # noqa: E731
-                q, k, v, attn_mask=mask, enable_gqa=True)
+                q, k, v, attn_mask=mask, enable_gqa=True
+            )
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             return core(q, torch.cat((context_k[layer], k), dim=2), torch.cat((context_v[layer], v), dim=2))
@@ -104,13 +116,13 @@ class BlockDrafter(nn.Module):
     def train_logits(self, hidden: Tensor, tokens: Tensor) -> TrainLogits:
         """Teacher-forced logits [..., supervised, V_d] of the supervised slots.
 
-        hidden: [..., block, H] (any leading axes, so blocks may come in chunks); tokens: [..., block] true tokens
-        at anchor..anchor+block-1 (any id in the vocabulary where the sequence has ended).
+        hidden: [..., block, H] (any leading axes, so blocks may come in chunks); tokens: [..., block] true
+        tokens at anchor..anchor+block-1 (any id in the vocabulary where the sequence has ended).
         """
         return self.head.train_logits(hidden, tokens, self.narrowed)
 
     def labels(self, tokens: Tensor) -> Tensor:  # [...] -> [...]
-        """Target ids as indices of the logits; -1 for a token outside the draft vocabulary (it carries no loss)."""
+        """Target ids as indices of the logits; -1 outside the draft vocabulary (such a token has no loss)."""
         if self.draft_vocab is None:
             return tokens
         index = torch.searchsorted(self.draft_vocab, tokens).clamp(max=len(self.draft_vocab) - 1)
@@ -118,8 +130,11 @@ class BlockDrafter(nn.Module):
 
     # -- what training and decoding share -------------------------------------------------------------------
 
-    def block_inputs(self, anchor_tokens: Tensor, relay: RelayState | None) -> Tensor:  # [...] -> [..., block, H]
-        """Input embeddings of blocks: the anchor's token, then masks, into which the relay may write."""
+    def block_inputs(self, anchor_tokens: Tensor, relay: RelayState | None) -> Tensor:
+        """Input embeddings [..., block, H]: the anchor's token, then masks, into which the relay may write.
+
+        anchor_tokens: [...]; relay: the same leading axes, or None.
+        """
         dtype = self.backbone.norm.weight.dtype
         embed = lambda ids: self.binding.embed(ids).to(dtype)  # noqa: E731
         mask = embed(anchor_tokens.new_tensor(self.config.mask_token_id))
@@ -132,19 +147,32 @@ class BlockDrafter(nn.Module):
             return self.binding.head(hidden)
         return self.binding.head(hidden, self.draft_vocab)
 
-    def draft(self, hidden: Tensor, anchor_tokens: Tensor, sampling: Sampling | None = None,
-              name: Callable[[int], str] = "block {}".format) -> Proposal:
+    def draft(
+        self,
+        hidden: Tensor,
+        anchor_tokens: Tensor,
+        sampling: Sampling | None = None,
+        name: Callable[[int], str] = "block {}".format,
+    ) -> Proposal:
         """The inference procedure on denoised blocks: hidden [M, block, H], anchors [M] -> proposals [M, K].
 
-        Raises `DraftError` naming the block, through `name`, if logits are not finite or a slot stays unwritten.
+        Raises `DraftError` naming the block, through `name`, if logits are not finite or a slot stays empty.
         """
         return self.fill(hidden, anchor_tokens, sampling).proposal(name)
 
-    def fill(self, hidden: Tensor, anchor_tokens: Tensor, sampling: Sampling | None = None, *,
-             keep_logits: bool = False) -> DraftBuffer:
+    def fill(
+        self, hidden: Tensor, anchor_tokens: Tensor, sampling: Sampling | None = None, *, keep_logits: bool = False
+    ) -> DraftBuffer:
         """`draft` before its checks: the buffer the head has written into."""
-        buffer = DraftBuffer(len(hidden), self.layout.num_proposals, self.config.vocab_size, hidden.device,
-                             sampling=sampling, draft_vocab=self.draft_vocab, keep_logits=keep_logits)
+        buffer = DraftBuffer(
+            len(hidden),
+            self.layout.num_proposals,
+            self.config.vocab_size,
+            hidden.device,
+            sampling=sampling,
+            draft_vocab=self.draft_vocab,
+            keep_logits=keep_logits,
+        )
         self.head.draft(hidden, anchor_tokens, buffer, self.narrowed)
         return buffer
 
@@ -153,8 +181,10 @@ def _check_fit(config: DrafterConfig, binding: TargetBinding, draft_vocab: Tenso
     for name in ("hidden_size", "vocab_size"):
         ours, theirs = getattr(config, name), getattr(binding, name)
         if ours != theirs:
-            raise ValueError(f"{name} is {ours} in the drafter and {theirs} in the target; a drafter borrows the "
-                             "target's embedding and head, so train one for this target")
+            raise ValueError(
+                f"{name} is {ours} in the drafter and {theirs} in the target; a drafter borrows the target's "
+                "embedding and head, so train one for this target"
+            )
     size = None if draft_vocab is None else len(draft_vocab)
     if size != config.draft_vocab_size:
         raise ValueError(f"draft_vocab_size is {config.draft_vocab_size}, but draft_vocab holds {size} ids")
@@ -162,12 +192,13 @@ def _check_fit(config: DrafterConfig, binding: TargetBinding, draft_vocab: Tenso
         rising = bool((draft_vocab[1:] > draft_vocab[:-1]).all())
         inside = bool((draft_vocab >= 0).all() and (draft_vocab < config.vocab_size).all())
         if draft_vocab.dtype != torch.int64 or not rising or not inside:
-            raise ValueError("draft_vocab must be int64, strictly ascending, and within the target's "
-                             f"{config.vocab_size} ids")
+            raise ValueError(
+                f"draft_vocab must be int64, strictly ascending, and within the target's {config.vocab_size} ids"
+            )
 
 
 def _initialise(component: nn.Module, std: float) -> None:
-    """Normal weights of width ``hidden_size ** -0.5`` (0.02 at 2560, as Qwen3's initialiser); norms stay at one.
+    """Normal weights of width ``hidden_size ** -0.5`` (0.02 at 2560, as Qwen3 has it); norms stay at one.
 
     Draws from torch's global generator, in the order of the modules.
     """

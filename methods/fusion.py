@@ -1,4 +1,4 @@
-"""How the taps of the target become the context features of a drafter.  Knows widths; knows no position and no block."""
+"""How taps of the target become a drafter's context features.  Knows widths; knows no position and no block."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""From denoised slots to tokens.  A head knows logits and the order of slots; it knows no cache and no position.
+"""From denoised slots to tokens.  A head knows logits and the order of slots; no cache and no position.
 
-Two ways in: `train_logits` is teacher-forced (every slot at once, true tokens as prefix), `draft` is the inference
-procedure (a sequential head reads the tokens it has just drafted).  Both see slots through `BlockLayout`.
+Two ways in: `train_logits` is teacher-forced (every slot at once, true tokens as prefix), `draft` is the
+inference procedure (a sequential head reads the tokens it has just drafted).  Both see slots through
+`BlockLayout`.
 """
 
 from __future__ import annotations
@@ -17,25 +18,34 @@ from methods.contract import SENTINEL, Proposal, Sampling, TargetBinding
 
 
 class DraftError(RuntimeError):
-    """A drafter produced something no decoder should verify: logits that are not finite, or a slot never drafted."""
+    """A draft no decoder should verify: logits that are not finite, or a slot never drafted."""
 
 
 class TrainLogits(NamedTuple):
-    """Logits of the supervised slots, [..., supervised, V].  base: the same without the head's correction, if any."""
+    """Logits of the supervised slots, [..., supervised, V_d]; base is without the head's correction, if any."""
 
     final: Tensor
     base: Tensor | None
 
 
 class DraftBuffer:
-    """Collects the proposals of one round: chooses tokens from logits, greedily or by inverse CDF, and keeps q.
+    """Collects the proposals of one round, chosen from logits greedily or by inverse CDF, and their q.
 
-    Starts filled with `SENTINEL`; `proposal` refuses a slot that was never written.  draft_vocab [V_d] maps the ids of
-    the logits to target ids.
+    Starts filled with `SENTINEL`; `proposal` refuses a slot that was never written.  draft_vocab [V_d] maps
+    the ids of the logits to target ids.
     """
 
-    def __init__(self, batch: int, count: int, vocab_size: int, device: torch.device, *,
-                 sampling: Sampling | None = None, draft_vocab: Tensor | None = None, keep_logits: bool = False):
+    def __init__(
+        self,
+        batch: int,
+        count: int,
+        vocab_size: int,
+        device: torch.device,
+        *,
+        sampling: Sampling | None = None,
+        draft_vocab: Tensor | None = None,
+        keep_logits: bool = False,
+    ):
         self.tokens = torch.full((batch, count), SENTINEL, dtype=torch.int64, device=device)
         self.vocab_size, self.sampling, self.draft_vocab = vocab_size, sampling, draft_vocab
         self.q: list[Tensor] = []
@@ -72,33 +82,36 @@ class DraftBuffer:
         return chosen
 
     def proposal(self, name: Callable[[int], str]) -> Proposal:
-        """The finished round.  Raises `DraftError` naming, through `name(b)`, the row whose draft is unusable."""
-        finite = torch.isfinite(torch.cat(self._sums, dim=1)).all(1) if self._sums else self.tokens[:, 0] == SENTINEL
+        """The finished round.  Raises `DraftError` naming, through `name(b)`, the row that is unusable."""
+        sums = torch.cat(self._sums, dim=1) if self._sums else self.tokens
+        finite = torch.isfinite(sums).all(1)
         written = (self.tokens != SENTINEL).all(1)
         if not (finite & written).all():
             for b, (is_finite, is_written) in enumerate(zip(finite.tolist(), written.tolist(), strict=True)):
                 if not is_finite:
-                    raise DraftError(f"draft logits of {name(b)} are not finite; look for NaN in its taps or weights")
+                    raise DraftError(f"draft logits of {name(b)} are not finite; look for NaN in taps or weights")
                 if not is_written:
-                    raise DraftError(f"{name(b)} left a proposal unwritten: {self.tokens[b].tolist()}; "
-                                     f"the head must write all {self.tokens.shape[1]} slots")
+                    raise DraftError(
+                        f"{name(b)} left a proposal unwritten: {self.tokens[b].tolist()}; "
+                        f"the head must write all {self.tokens.shape[1]} slots"
+                    )
         return Proposal(self.tokens, torch.cat(self.q, dim=1) if self.q else None)
 
 
 class Head(nn.Module):
-    """Base of all heads.  `binding` always offers `head` over the drafter's own vocabulary (V_d = V if not narrowed)."""
+    """Base of all heads.  The `binding` they are given has a `head` over the drafter's own vocabulary, V_d."""
 
     def __init__(self, config: DrafterConfig) -> None:
         super().__init__()
         self.layout = config.layout
 
     def base_share(self, progress: float) -> float:
-        """Weight of `TrainLogits.base` in the loss at `progress` 0..1 through training; the rest goes to `final`."""
+        """Weight of `TrainLogits.base` in the loss at `progress` (0 to 1) of training; `final` has the rest."""
         return 0.0
 
     def train_logits(self, hidden: Tensor, tokens: Tensor, binding: TargetBinding) -> TrainLogits:
-        """Teacher-forced logits.  hidden: [..., block, H]; tokens: [..., block] true tokens at p..p+block-1, of which
-        the slot that predicts p+k may read those before p+k only."""
+        """Teacher-forced logits.  hidden: [..., block, H]; tokens: [..., block] true tokens at p..p+block-1,
+        of which the slot that predicts p+k may read those before p+k only."""
         raise NotImplementedError
 
     def draft(self, hidden: Tensor, anchors: Tensor, buffer: DraftBuffer, binding: TargetBinding) -> None:

@@ -1,7 +1,7 @@
-"""Named methods.  A recipe says which component fills each axis of the grid; it holds no tensor and no number.
+"""Named methods.  A recipe says which component fills each axis of the grid; it holds no tensor, no number.
 
-To add a method: write its component in the file of its axis, register it there, add one line here and one card
-(`methods/<name>/README.md`).
+To add a method: write its component in the file of its axis, register it there, add one line here and one
+card (`methods/<name>/README.md`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What flows from a rejected suffix into the next block: how the block's input embeddings are made.
 
-A relay knows the mask embedding and, where one exists, the state of the last verification.  It knows no cache and no
-target; which verify row belongs to which slot is decided by `BlockLayout.relay_rows` alone.
+A relay knows the mask embedding and, where one exists, the state of the last verification.  It knows no cache
+and no target; which verify row belongs to which slot is decided by `BlockLayout.relay_rows` alone.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ Embed = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class RelayState:
-    """What the last verification left for the next block.  Leading axes: rows when decoding, blocks when training.
+    """What the last verification left for the next block.  Leading axes: rows in decoding, blocks in training.
 
     states: [..., block, H] fused features of the verify row relayed to each slot, zero where there is none.
     live: [..., block] bool, which slots have a state.
-    correction: [...] int64, the token the target put in place of the first rejected proposal (the new anchor).
-    rejected: [...] int64, the first rejected proposal (the last proposal where all were accepted: nothing is live then).
+    correction: [...] int64, the token the target put in place of the first rejected proposal: the new anchor.
+    rejected: [...] int64, the first rejected proposal (the last one if all were accepted: nothing is live then).
     """
 
     states: Tensor
@@ -34,11 +34,12 @@ class RelayState:
     rejected: Tensor
 
 
-def relay_state(layout: BlockLayout, features: Tensor, accepted: Tensor, next_token: Tensor,
-                proposals: Tensor) -> RelayState:
-    """Turn one verification into the state of the next block: used by the decoder's runner and by training alike.
+def relay_state(
+    layout: BlockLayout, features: Tensor, accepted: Tensor, next_token: Tensor, proposals: Tensor
+) -> RelayState:
+    """Turn one verification into the state of the next block, in decoding and in training alike.
 
-    features: [B, K+1, H] fused context features of all verify rows; accepted, next_token: [B]; proposals: [B, K].
+    features: [B, K+1, H] fused features of all verify rows; accepted, next_token: [B]; proposals: [B, K].
     """
     rows = layout.relay_rows(accepted)  # [B, block]
     live = rows >= 0
@@ -61,7 +62,7 @@ class Relay(nn.Module):
     def block_inputs(self, mask: Tensor, batch: torch.Size, state: RelayState | None, embed: Embed) -> Tensor:
         """Input embeddings [*batch, block, H] of the slots, given the embedding of the mask token `mask` [H].
 
-        Slots without a live state must stay plain masks; the drafter overwrites slot 0 with the anchor's embedding.
+        Slots without a live state must stay plain masks; the drafter puts the anchor's embedding into slot 0.
         embed: the target's token embedding, for relays that look at the boundary tokens.
         """
         raise NotImplementedError

@@ -1,8 +1,8 @@
 """A drafter at work in the decoder: one context cache for all rows, each row at its own length.
 
-It knows which cells of the cache belong to which row.  It does not know the target, the accept rule, or when to
-stop.  Only context features stay in the cache; the keys and values of a block stand in the cells after them, for
-the one round they are needed, and are overwritten by whatever comes next.
+It knows which cells of the cache belong to which row.  It does not know the target, the accept rule, or when
+to stop.  Only context features stay in the cache; the keys and values of a block stand in the cells after
+them, for the one round they are needed, and are overwritten by whatever comes next.
 """
 
 from __future__ import annotations
@@ -24,24 +24,27 @@ class BlockDraftRunner:
     """Implements `contract.Drafter` for any `BlockDrafter`.
 
     rows: how many sequences at once.  capacity: context positions a row can hold (prompt plus response).
+
     The `rows` arguments are int64 [B], without repetition; they and `Verdict.accepted` may stay on the CPU, and
     then the only wait for a GPU is the one that reads whether the draft logits were finite.
-    Raises ``ValueError`` for a capacity the drafter's positions do not reach, for a row that is not in use, and
+    Raises ``ValueError`` for a capacity the drafter's positions do not reach, for a row that is not in use and
     for a sequence longer than the capacity; `DraftError` for a draft that no decoder should verify.
     """
 
     def __init__(self, drafter: BlockDrafter, rows: int, capacity: int) -> None:
         config, weight = drafter.config, drafter.backbone.norm.weight
         if capacity > config.max_position_embeddings:
-            raise ValueError(f"capacity is {capacity}, but the drafter knows {config.max_position_embeddings} "
-                             "positions; lower the capacity")
+            raise ValueError(
+                f"capacity is {capacity}, but the drafter knows {config.max_position_embeddings} positions; "
+                "lower the capacity"
+            )
         self.drafter, self.layout, self.capacity = drafter, drafter.layout, capacity
         self.num_proposals, self.taps = drafter.layout.num_proposals, config.taps
         self.device = weight.device
         # Past the capacity: room for the block, or for all rows of a verification.
         cells = capacity + max(self.layout.block_size, self.num_proposals + 1)
-        self.cache = torch.zeros(config.num_layers, 2, rows, config.num_key_value_heads, cells, config.head_dim,
-                                 dtype=weight.dtype, device=self.device)
+        shape = (config.num_layers, 2, rows, config.num_key_value_heads, cells, config.head_dim)
+        self.cache = torch.zeros(shape, dtype=weight.dtype, device=self.device)
         self.lengths: list[int | None] = [None] * rows  # context cells of each row, None where it is idle
         self.rounds = [0] * rows
         self._swept = [cells] * rows  # cells from the block's end up to here are known to be finite
@@ -78,14 +81,14 @@ class BlockDraftRunner:
 
     @torch.no_grad()
     def draft_logits(self, rows: Tensor) -> Tensor:
-        """Logits [B, K, V_d] that greedy proposals would be chosen from now; changes nothing a round depends on."""
+        """Logits [B, K, V_d] that greedy proposals would be chosen from now; no round is affected by asking."""
         hidden, anchors = self._denoise(rows.tolist())
         return torch.cat(self.drafter.fill(hidden, anchors, keep_logits=True).logits, dim=1)
 
     @torch.no_grad()
     def observe(self, rows: Tensor, verdict: Verdict) -> None:
-        """See `contract.Drafter.observe`.  All K+1 verify rows are projected and written, so shapes never depend on
-        what was accepted; only the accepted ones count towards the length."""
+        """See `contract.Drafter.observe`.  All K+1 verify rows are projected and written, so shapes never
+        depend on what was accepted; only the accepted ones count towards the length."""
         host, accepted = self._in_use(rows.tolist()), verdict.accepted.tolist()
         for row, count in zip(host, accepted, strict=True):
             if not 0 <= count <= self.num_proposals:
@@ -97,8 +100,9 @@ class BlockDraftRunner:
         next_token = verdict.next_token.to(self.device)
         self.anchors[where] = next_token
         if self._relay is not None:
-            state = relay_state(self.layout, features, verdict.accepted.to(self.device), next_token,
-                                verdict.proposals.to(self.device))
+            state = relay_state(
+                self.layout, features, verdict.accepted.to(self.device), next_token, verdict.proposals.to(self.device)
+            )
             for kept, new in zip(vars(self._relay).values(), vars(state).values(), strict=True):
                 kept[where] = new
         for row, count in zip(host, accepted, strict=True):
@@ -128,8 +132,7 @@ class BlockDraftRunner:
         x = self.drafter.block_inputs(anchors, relay)
         return self.drafter.backbone(x, angles, attend), anchors
 
-    def _attend_cache(self, host: list[int], where: slice | Tensor,
-                      lengths: list[int]) -> tuple[Angles, Attend]:
+    def _attend_cache(self, host: list[int], where: slice | Tensor, lengths: list[int]) -> tuple[Angles, Attend]:
         """Angles of the block's positions, and attention over each row's own context and block."""
         width = max(lengths) + self.layout.block_size
         cells, positions, mask = self._cells(where, lengths, self.layout.block_size), None, None
@@ -147,8 +150,9 @@ class BlockDraftRunner:
                 keys[where, :, cells], values[where, :, cells] = k, v
             else:
                 keys[cells[0], :, positions], values[cells[0], :, positions] = k.transpose(1, 2), v.transpose(1, 2)
-            return F.scaled_dot_product_attention(q, keys[where, :, :width], values[where, :, :width],
-                                                  attn_mask=mask, enable_gqa=True)
+            return F.scaled_dot_product_attention(
+                q, keys[where, :, :width], values[where, :, :width], attn_mask=mask, enable_gqa=True
+            )
 
         return angles, attend
 
@@ -165,8 +169,8 @@ class BlockDraftRunner:
                 self.cache[:, side].permute(1, 3, 0, 2, 4)[cells] = new
 
     def _cells(self, where: slice | Tensor, lengths: list[int], count: int) -> slice | tuple[Tensor, Tensor]:
-        """The `count` cells after each row's length: one slice if all rows stand alike, else (rows [B, 1], cells
-        [B, count]) to index with."""
+        """The `count` cells after each row's length: one slice if all rows stand alike, else (rows [B, 1],
+        cells [B, count]) to index with."""
         if isinstance(where, slice) and min(lengths) == max(lengths):
             return slice(lengths[0], lengths[0] + count)
         rows = where if isinstance(where, Tensor) else torch.arange(where.start, where.stop, device=self.device)
@@ -174,8 +178,8 @@ class BlockDraftRunner:
         return rows[:, None], start[:, None] + torch.arange(count, device=self.device)
 
     def _sweep(self, host: list[int], width: int) -> None:
-        """Zero what lies past a row's end inside a view of `width` cells: masked weights are zero, but zero times
-        NaN is NaN, and a reused row may hold anything.  Each cell is zeroed once per sequence."""
+        """Zero what lies past a row's end inside a view of `width` cells: masked weights are zero, but zero
+        times NaN is NaN, and a reused row may hold anything.  Each cell is zeroed once per sequence."""
         for row in host:
             if self._swept[row] < width:
                 self.cache[:, :, row, :, max(self._swept[row], self.lengths[row]) : width] = 0
@@ -197,8 +201,10 @@ class BlockDraftRunner:
 
     def _check_room(self, row: int, length: int) -> None:
         if length > self.capacity:
-            raise ValueError(f"row {row} would hold {length} context positions; the runner's capacity is "
-                             f"{self.capacity}: build it larger or lower the token budget")
+            raise ValueError(
+                f"row {row} would hold {length} context positions; the runner's capacity is "
+                f"{self.capacity}: build it larger or lower the token budget"
+            )
 
     def _refresh_weights(self) -> None:
         """Stack the context projections anew if the drafter's weights were replaced or changed in place."""
@@ -210,5 +216,9 @@ class BlockDraftRunner:
     def _empty_relay(self, rows: int) -> RelayState:
         block, hidden = self.layout.block_size, self.drafter.config.hidden_size
         token = torch.zeros(rows, dtype=torch.int64, device=self.device)
-        return RelayState(torch.zeros(rows, block, hidden, dtype=self.cache.dtype, device=self.device),
-                          torch.zeros(rows, block, dtype=torch.bool, device=self.device), token, token.clone())
+        return RelayState(
+            torch.zeros(rows, block, hidden, dtype=self.cache.dtype, device=self.device),
+            torch.zeros(rows, block, dtype=torch.bool, device=self.device),
+            token,
+            token.clone(),
+        )

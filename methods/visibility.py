@@ -1,7 +1,7 @@
-"""Who may attend to whom in a draft block: the one definition, for training (SDPA and FlexAttention) and decoding.
+"""Who may attend to whom in a draft block: the one definition, for training (either kernel) and decoding.
 
-It knows indices only.  Keys of a training sequence are its S context positions followed by the slots of its N blocks;
-keys of a decoding row are the cells of its cache, in which the block stands right after the context.
+It knows indices only.  Keys of a training sequence are its S context positions followed by the slots of its N
+blocks; keys of a decoding row are the cells of its cache, in which the block stands right after the context.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 def block_mask_mod(layout: BlockLayout, anchors: Tensor, keep: Tensor, context_length: int) -> MaskMod:
     """Visibility in training: a slot sees the context its layout allows, and every slot of its own block.
 
-    anchors, keep: [B, N].  A block with ``keep`` False sees no context; it still sees itself, so that its softmax has
-    something finite to weigh and no NaN arises.  (DFlash section 4.2.)
+    anchors, keep: [B, N].  A block with ``keep`` False sees no context; it still sees itself, so that its
+    softmax has something finite to weigh and no NaN arises.  (DFlash section 4.2.)
     """
     block = layout.block_size
 
@@ -43,7 +43,7 @@ def materialise(mask_mod: MaskMod, batch: int, queries: int, keys: int, device: 
 
 
 def cache_mask(layout: BlockLayout, anchors: Tensor, cells: int) -> Tensor:  # [B] -> [B, 1, 1, cells]
-    """Visibility in decoding: context cells before the anchor, and the block's own cells from the anchor on."""
+    """Visibility in decoding: context cells before the anchor, the block's own cells from the anchor on."""
     cell = torch.arange(cells, device=anchors.device)[None, :]
     anchor = anchors[:, None]
     own = (cell >= anchor) & (cell < anchor + layout.block_size)

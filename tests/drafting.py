@@ -29,17 +29,38 @@ def fake_binding(dtype: torch.dtype = torch.float64, vocab: int = VOCAB, hidden:
 
 def config(**changes: Any) -> DrafterConfig:
     base = DrafterConfig(
-        recipe="dflash", fusion="shared_fc", backbone="dflash", head="plain", relay="none", block_size=6,
-        alignment="same", num_proposals=5, mask_token_id=MASK, taps=(1, 3), hidden_size=HIDDEN, num_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, head_dim=8, intermediate_size=32, rms_norm_eps=1e-6,
-        rope_theta=10000.0, max_position_embeddings=2048, vocab_size=VOCAB, draft_vocab_size=None,
-        target="fake", target_fingerprint="f00d", template_hash=None, thinking=None,
+        recipe="dflash",
+        fusion="shared_fc",
+        backbone="dflash",
+        head="plain",
+        relay="none",
+        block_size=6,
+        alignment="same",
+        num_proposals=5,
+        mask_token_id=MASK,
+        taps=(1, 3),
+        hidden_size=HIDDEN,
+        num_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        intermediate_size=32,
+        rms_norm_eps=1e-6,
+        rope_theta=10000.0,
+        max_position_embeddings=2048,
+        vocab_size=VOCAB,
+        draft_vocab_size=None,
+        target="fake",
+        target_fingerprint="f00d",
+        template_hash=None,
+        thinking=None,
     )
     return replace(base, **changes)
 
 
-def drafter(cfg: DrafterConfig | None = None, dtype: torch.dtype = torch.float64, seed: int = 0,
-            **kwargs: Any) -> BlockDrafter:
+def drafter(
+    cfg: DrafterConfig | None = None, dtype: torch.dtype = torch.float64, seed: int = 0, **kwargs: Any
+) -> BlockDrafter:
     """Random weights, norms included: with norms at one, a swapped or missing norm could go unseen."""
     torch.manual_seed(seed)
     built = BlockDrafter(cfg or config(), fake_binding(dtype), **kwargs).to(dtype)

@@ -51,13 +51,16 @@ def test_only_positions_before_the_anchor_are_visible():
     assert seen.tolist() == [[False] * 5, [True, True, True, False, False]]
 
 
-@pytest.mark.parametrize(("block", "alignment", "proposals", "words"), [
-    (16, "both", 15, "alignment is 'both'"),
-    (1, "same", 1, "block_size is 1"),
-    (16, "same", 16, "num_proposals is 16"),
-    (16, "next", 17, "num_proposals is 17"),
-    (16, "same", 0, "num_proposals is 0"),
-])
+@pytest.mark.parametrize(
+    ("block", "alignment", "proposals", "words"),
+    [
+        (16, "both", 15, "alignment is 'both'"),
+        (1, "same", 1, "block_size is 1"),
+        (16, "same", 16, "num_proposals is 16"),
+        (16, "next", 17, "num_proposals is 17"),
+        (16, "same", 0, "num_proposals is 0"),
+    ],
+)
 def test_a_block_that_cannot_hold_its_proposals_is_refused(block, alignment, proposals, words):
     with pytest.raises(ValueError, match=words):
         BlockLayout(block, alignment, proposals)
