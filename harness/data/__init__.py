@@ -1,0 +1,31 @@
+"""Prompts: where they come from and how they become token ids. Knows no drafter, no decoder loop and no
+grade.
+"""
+
+from harness.data.files import DataError
+from harness.data.suites import refuse_overlap, suite_prompts, training_tasks
+from harness.data.tasks import (
+    Task,
+    TaskError,
+    build_prompts,
+    first_messages,
+    next_turn,
+    prompt_of,
+    shared_prefix,
+    stop_strings,
+)
+
+__all__ = [
+    "DataError",
+    "Task",
+    "TaskError",
+    "build_prompts",
+    "first_messages",
+    "next_turn",
+    "prompt_of",
+    "refuse_overlap",
+    "shared_prefix",
+    "stop_strings",
+    "suite_prompts",
+    "training_tasks",
+]

@@ -1,0 +1,110 @@
+"""From the name of a suite to its tasks: evaluation prompts, training prompts, and the check that they share
+nothing.
+
+Knows which loader serves which source. Does not know targets or token ids. A new benchmark is one loader and
+one line in `SOURCES`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from harness.data import gsm8k, humaneval
+from harness.data.files import DataError
+from harness.data.tasks import Task
+from harness.pocket import world
+
+DataDir = str | os.PathLike | None
+
+
+def _no_shots(name: str, cfg: Any) -> None:
+    if cfg.shots:
+        raise DataError(f"suite {name!r} has shots {cfg.shots}, but {cfg.source} prompts take none; leave shots out")
+
+
+def _pocket(name: str, cfg: Any, data_dir: DataDir) -> list[Task]:
+    _no_shots(name, cfg)
+    if name not in world.SUITES:
+        raise DataError(f"the pocket world has no suite {name!r}; it has {', '.join(world.SUITES)}")
+    return [_pocket_task(item) for item in world.items(name, "eval", cfg.prompts, cfg.sample_seed)]
+
+
+def _gsm8k(name: str, cfg: Any, data_dir: DataDir) -> list[Task]:
+    return gsm8k.tasks("test", cfg.prompts, cfg.sample_seed, cfg.shots, data_dir)
+
+
+def _humaneval(name: str, cfg: Any, data_dir: DataDir) -> list[Task]:
+    _no_shots(name, cfg)
+    return humaneval.tasks(cfg.prompts, cfg.sample_seed, data_dir)
+
+
+SOURCES: dict[str, Callable[[str, Any, DataDir], list[Task]]] = {
+    "pocket": _pocket,
+    "gsm8k": _gsm8k,
+    "humaneval": _humaneval,
+}
+
+
+def suite_prompts(name: str, suite_cfg: Any, data_dir: DataDir = None) -> list[Task]:
+    """The evaluation tasks of a suite: a seeded sample of `suite_cfg.prompts` prompts, none of them twice.
+
+    suite_cfg: source, prompts, sample_seed, shots (worked examples; None leaves them to the suite).
+    Raises DataError for an unknown source, a missing file, or more prompts than there are.
+    """
+    if suite_cfg.source not in SOURCES:
+        raise DataError(f"suite {name!r} has source {suite_cfg.source!r}; valid sources: {', '.join(SOURCES)}")
+    tasks = [replace(task, suite=name) for task in SOURCES[suite_cfg.source](name, suite_cfg, data_dir)]
+    if not tasks:
+        raise DataError(f"suite {name!r} has no prompts; set prompts to at least 1")
+    return tasks
+
+
+def training_tasks(
+    source: str, count: int, seed: int, data_dir: DataDir = None, shots: int | None = None
+) -> list[Task]:
+    """Prompts whose responses the target writes for training. Never an evaluation prompt: the splits are
+    disjoint.
+
+    source: "pocket" (all its suites in turn), one pocket suite, or "gsm8k" (its training split without the
+    shots; `seed` also draws the shots, so pass the evaluation suite's `sample_seed` and `shots` to train
+    behind the same prefix).
+    """
+    if source == "gsm8k":
+        return gsm8k.tasks("train", count, seed, shots, data_dir)
+    if source == "pocket" or source in world.SUITES:
+        names = list(world.SUITES) if source == "pocket" else [source]
+        share = [count // len(names) + (i < count % len(names)) for i in range(len(names))]
+        parts = [world.items(name, "train", n, seed) for name, n in zip(names, share, strict=True)]
+        return [_pocket_task(item) for part in parts for item in part]
+    raise DataError(f"no training prompts for source {source!r}; valid: pocket, {', '.join(world.SUITES)}, gsm8k")
+
+
+def refuse_overlap(training: Iterable[Task], evaluation: Sequence[Task]) -> None:
+    """Raise DataError if a training prompt is an evaluation prompt, case and punctuation aside."""
+    asked = {_essence(task): task.id for task in evaluation}
+    both = [(task.id, asked[key]) for task in training if (key := _essence(task)) in asked]
+    if both:
+        shown = ", ".join(f"{a} = {b}" for a, b in both[:5])
+        raise DataError(
+            f"{len(both)} training prompts are evaluation prompts ({shown}); take them out of the training set"
+        )
+
+
+def _essence(task: Task) -> str:
+    question = task.reference.get("question") or task.turns[0]
+    # signs that carry meaning in arithmetic and code stay; only case, spacing and sentence marks are noise
+    return re.sub(r"[\s.,!?;:'\"]+", " ", question.lower()).strip()
+
+
+def _pocket_task(item: world.Item) -> Task:
+    return Task(
+        id=item.id,
+        suite=item.suite,
+        turns=tuple(item.turns),
+        reference=dict(item.reference),
+        gold=tuple(item.replies),
+    )

@@ -1,0 +1,201 @@
+"""Graders: equal and unequal answers, code found or not, limits of execution, and their test of themselves."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from harness.data import Task, suite_prompts
+from harness.pocket.world import SCORED
+from harness.score import grade as grading
+from harness.score.answers import as_number, equal, final_answer
+from harness.score.code import program_of
+from harness.score.execute import run_program
+from harness.score.grade import GraderError, Limits, grade, self_test
+
+PROMPT = 'import math\n\nHELP = 1\n\ndef f(x):\n    """Add one."""\n'
+STOPS = ("\ndef ", "\nprint(")
+
+
+def number_task(answer="42"):
+    return Task("n", "gsm8k", ("q",), {"kind": "number", "answer": answer})
+
+
+def python_task():
+    reference = {
+        "kind": "python",
+        "prompt": PROMPT,
+        "entry_point": "f",
+        "test": "def check(candidate):\n    assert candidate(1) == 2\n",
+        "solution": "    return x + HELP\n",
+        "stop_strings": STOPS,
+    }
+    return Task("p", "humaneval", ("q",), reference)
+
+
+@pytest.mark.parametrize(
+    ("answer", "reference"),
+    [
+        ("58,500", "58500"),
+        ("$1,234.50", "1234.5"),
+        ("18.00", "18"),
+        ("42.", "42"),
+        ("12%", "12"),
+        ("\\frac{3}{4}", "0.75"),
+        ("6/4", "1.5"),
+        ("-7", "-7"),
+        ("\\$ 20", "20"),
+        ("42 apples", "42"),
+        ("x = 9", "9"),
+        ("9\\text{ cm}", "9"),
+        ("2\\sqrt{4}", "4"),
+    ],
+)
+def test_equal_answers(answer, reference):
+    assert equal(answer, reference)
+
+
+@pytest.mark.parametrize(
+    ("answer", "reference"),
+    [("421", "42"), ("58.5", "58500"), ("-7", "7"), ("", "1"), ("4 2", "42"), ("1/0", "1"), ("\\frac{1}{", "1"),
+     ("9" * 500, "9"), ("nan", "1"), ("1,2", "12")],
+)  # fmt: skip
+def test_unequal_answers(answer, reference):
+    assert not equal(answer, reference)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("12 and 13. #### 14", "14"),
+        ("so \\boxed{3} no, \\boxed{\\frac{1}{2}}.", "\\frac{1}{2}"),
+        ("#### 5\nor rather \\boxed{6}", "6"),
+        ("\\boxed{6}, in GSM8K form #### 7", "7"),
+        ("it is 8, so 1,009 apples.", "1,009"),
+        ("\\boxed 9", "9"),
+        ("\\boxed{9", "9"),
+        ("none at all", None),
+        ("", None),
+        ("####", None),
+    ],
+)
+def test_the_last_explicit_answer_counts_before_the_last_number(text, found):
+    assert final_answer(text) == found
+
+
+def test_number_grades_tell_no_answer_from_a_wrong_one():
+    verdicts = [grade(number_task(), text).verdict for text in ("#### 42", "it is 43", "I do not know")]
+    assert verdicts == ["right", "wrong", "no_answer"]
+
+
+def test_numbers_are_exact():
+    assert as_number("0.1") * 3 == as_number("0.3")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "    return x + HELP\n",
+        "    return x + HELP\n\ndef g(x):\n    broken(",
+        "return x + HELP",  # indentation eaten at the join
+        "Sure:\n```python\ndef f(x):\n    return x + HELP\n```\nDone.",
+        "```\nfrom typing import List\ndef f(x):\n    return x + 1\n```",
+        "First ```python\ndef f(x):\n    return x\n```\nbetter:\n```python\ndef f(x):\n    return x + 1\n```",
+        "def f(x):\n    return x + 1\nThis adds one.",
+        "```python\n    return x + 1\n```",
+        "```python\ndef f(x):\n    return x + 1",  # the fence is not closed
+    ],
+)
+def test_right_code_is_found_in_every_form(text):
+    assert grade(python_task(), text).verdict == "right"
+
+
+@pytest.mark.parametrize("text", ["", "\n\n", "I cannot do that.", "```\nno code here at all\n```"])
+def test_no_code_is_told_apart_from_wrong_code(text):
+    assert grade(python_task(), text).verdict == "no_answer"
+
+
+@pytest.mark.parametrize("text", ["    return x\n", "    return (\n", "    raise SystemExit(0)\n"])
+def test_wrong_code_is_wrong(text):
+    assert grade(python_task(), text).verdict == "wrong"
+
+
+def test_a_completion_keeps_the_context_of_its_prompt():
+    assert program_of("    return x\n", PROMPT, "f", STOPS).startswith("import math")
+    assert program_of("```python\ndef f(x):\n    return 1\n```", PROMPT, "f").startswith("import math\n\nHELP")
+
+
+def test_code_is_not_run_when_told_not_to():
+    assert grade(python_task(), "    return x + 1\n", limits=Limits(run_code=False)).score is None
+
+
+def test_a_program_that_leaves_early_has_not_passed():
+    assert run_program("import sys; sys.exit(0)").status == "failed"
+    assert run_program("import os; os._exit(0)").status == "failed"
+    assert run_program("print('x' * 10)").status == "passed"
+
+
+def test_wall_time_memory_and_file_limits_hold():
+    start = time.monotonic()
+    assert run_program("while True: pass", seconds=0.5).status == "timeout"
+    assert time.monotonic() - start < 5
+    assert run_program("x = bytearray(2 * 10**9)", memory_mb=256).detail.startswith("MemoryError")
+    assert run_program("open('f', 'wb').write(b'x' * 10**8)").status == "failed"
+
+
+def test_children_of_a_program_do_not_outlive_it(tmp_path):
+    note = tmp_path / "pid"
+    program = (
+        "import subprocess\n"
+        "child = subprocess.Popen(['sleep', '60'])\n"
+        f"open({str(note)!r}, 'w').write(str(child.pid))\n"
+    )
+    assert run_program(program).status == "passed"
+    pid, deadline = int(note.read_text()), time.monotonic() + 5
+    while _alive(pid) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not _alive(pid)
+
+
+def _alive(pid):
+    """Whether a process still runs; one that nobody has waited for yet does not."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8") as file:
+            return file.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_the_program_cannot_see_the_environment():
+    os.environ["SECRET_OF_THE_TEST"] = "1"
+    try:
+        assert run_program("import os\nassert 'SECRET_OF_THE_TEST' not in os.environ").status == "passed"
+    finally:
+        del os.environ["SECRET_OF_THE_TEST"]
+
+
+@pytest.mark.parametrize("name", SCORED)
+def test_every_scored_pocket_suite_grades_gold_right_and_broken_wrong(name):
+    cfg = SimpleNamespace(source="pocket", prompts=3, sample_seed=0, shots=None)
+    assert self_test(suite_prompts(name, cfg)) == 3
+
+
+def test_self_test_passes_for_sound_graders_and_stops_unsound_ones(monkeypatch):
+    tasks = [number_task(), number_task("1,000"), python_task()]
+    assert self_test(tasks) == 3
+    monkeypatch.setattr(grading, "equal", lambda answer, reference: True)
+    with pytest.raises(GraderError, match="expected score 0.0, got 1.0"):
+        self_test(tasks)
+    monkeypatch.setattr(grading, "equal", lambda answer, reference: False)
+    with pytest.raises(GraderError, match="expected score 1.0, got 0.0"):
+        self_test(tasks)
+
+
+def test_a_dialogue_is_not_graded_and_an_unknown_kind_is_an_error():
+    assert grade(Task("c", "chat", ("q",), {"kind": "none"}), "anything").score is None
+    with pytest.raises(GraderError, match="'guess'"):
+        grade(replace(number_task(), reference={"kind": "guess"}), "1")
