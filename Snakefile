@@ -28,7 +28,7 @@ try:
 except ConfigError as error:
     raise WorkflowError(str(error))
 
-OUT, FIGURES, WORK = plan.out, plan.figures, plan.work
+OUT, WORK = plan.out, plan.work
 
 # Torch takes all cores, so that stages run one after another; with several GPUs, one stage on each.
 TORCH_THREADS = max(1, (workflow.cores or 1) // max(1, len(gpu_ids())))
@@ -60,7 +60,8 @@ rule all:
         f"{OUT}/table1.csv",
         f"{OUT}/table1.md",
         f"{OUT}/cells.csv",
-        f"{FIGURES}/.done",
+        plan.figure_files("acceptance"),
+        plan.figure_files("training") if plan.trained else [],
 
 
 include: "harness/rules/trajectories.smk"

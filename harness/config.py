@@ -197,7 +197,7 @@ class Config(Section):
     """Folder with the real suites' files; null: the environment variable HARNESS_DATA_DIR, else a hub."""
     targets: dict[Name, TargetConfig] = Field(min_length=1)
     suites: dict[Name, SuiteConfig] = Field(min_length=1)
-    methods: list[Name] = Field(min_length=1)
+    methods: list[Name]
     """Recipes, see methods/recipes.py; ar is the target alone."""
     temperatures: list[float] = [0.0, 1.0]
     seeds: list[int] = [0]

@@ -94,6 +94,9 @@ class Plan:
     def timings(self) -> list[str]:
         return [f"{self.out}/timing/{target}.jsonl" for target in self.config.targets]
 
+    def figure_files(self, name: str) -> list[str]:
+        return [f"{self.figures}/{name}.{kind}" for kind in self.config.report.figure_formats]
+
     def any_of(self, names: Iterable[str]) -> str:
         """A pattern for a wildcard that may take these values only."""
         return "|".join(re.escape(str(name)) for name in names) or "(?!)"
@@ -130,7 +133,7 @@ class Plan:
         return text(report=self.config.report.model_dump(exclude={"figure_formats"}), **listed, **whole)
 
     def figure(self, _wildcards=None) -> str:
-        return text(**self.config.model_dump(include={"methods", "report"}))
+        return text(targets=list(self.config.targets), **self.config.model_dump(include={"methods", "seeds"}))
 
     def code(self, stage: str, methods: Iterable[str] | None = None) -> str:
         """Digest of the code behind a stage, with the components of `methods` (default: all in use)."""

@@ -18,10 +18,11 @@ Two decisions are made here on purpose:
 from __future__ import annotations
 
 import ast
+import copy
 import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 from methods.recipes import RECIPES
@@ -86,9 +87,9 @@ def reach(module: str, ignored: frozenset[str], wanted: frozenset[str], root: Pa
         if owner is None:
             continue
         for statement in owner.reached(item[1], entry=item[0] == module):
-            pruned = _pruned(statement, wanted)
-            found.add((item[0], ast.unparse(pruned)))
-            todo.extend(owner.mentions(pruned, root))
+            text, mentioned = owner.meaning(statement, wanted, root)
+            found.add((item[0], text))
+            todo.extend(mentioned)
         todo.extend(owner.passes_on(item[1], root))
         todo.extend((imported, "") for imported in owner.imports(root))
         todo.extend((package, "") for package in _parents(item[0]))
@@ -104,6 +105,7 @@ class Module:
     body: list[ast.stmt]
     binders: dict[str, list[ast.stmt]] = field(default_factory=dict)  # name -> statements that bind it
     effects: list[ast.stmt] = field(default_factory=list)  # run on import, whoever imports
+    meanings: dict[tuple[int, frozenset[str]], tuple[str, list]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for statement in self.body:
@@ -134,6 +136,16 @@ class Module:
             if isinstance(statement, ast.Import | ast.ImportFrom):
                 for module, _ in self._targets(statement, None, root):
                     yield module
+
+    def meaning(self, statement: ast.stmt, wanted: frozenset[str], root: Path) -> tuple[str, list]:
+        """Normalised source of `statement` and where its names lead, with only the wanted entries of
+        tables."""
+        table = _table_name(statement)
+        key = (id(statement), wanted if table else frozenset())
+        if key not in self.meanings:
+            pruned = _pruned(table, statement, wanted) if table else statement
+            self.meanings[key] = ast.unparse(pruned), list(self.mentions(pruned, root))
+        return self.meanings[key]
 
     def mentions(self, statement: ast.AST, root: Path) -> Iterator[tuple[str, str | None]]:
         """Where the names in `statement` lead: into this module, or through its imports into others."""
@@ -216,51 +228,47 @@ def _bound(statement: ast.stmt) -> set[str]:
     return names
 
 
-def _pruned(statement: ast.stmt, wanted: frozenset[str]) -> ast.stmt:
-    """`statement` without docstrings, and of a table of components or recipes only the wanted entries."""
-    return ast.fix_missing_locations(_Pruner(wanted).visit(ast.parse(ast.unparse(statement)).body[0]))
+def _table_name(statement: ast.stmt) -> str | None:
+    """The name of a table of components or recipes, if the statement is one."""
+    if isinstance(statement, ast.AnnAssign):
+        target = statement.target
+    elif isinstance(statement, ast.Assign) and len(statement.targets) == 1:
+        target = statement.targets[0]
+    else:
+        return None
+    name = target.id if isinstance(target, ast.Name) else ""
+    return name if name in COMPONENT_TABLES or name == "RECIPES" else None
 
 
-class _Pruner(ast.NodeTransformer):
-    def __init__(self, wanted: frozenset[str]) -> None:
-        self.wanted = wanted
+def _pruned(table: str, statement: ast.stmt, wanted: frozenset[str]) -> ast.stmt:
+    """A table with only the wanted entries: string keys of a dict, or the calls of RECIPES by first
+    argument."""
+    statement = copy.deepcopy(statement)
+    value = statement.value
+    if table in COMPONENT_TABLES and isinstance(value, ast.Dict):
+        pairs = [pair for pair in zip(value.keys, value.values, strict=True) if _is_wanted(pair[0], wanted)]
+        value.keys, value.values = [key for key, _ in pairs], [item for _, item in pairs]
+    elif table == "RECIPES" and value is not None:
+        for node in ast.walk(value):
+            if isinstance(node, ast.Tuple | ast.List):
+                node.elts = [item for item in node.elts if _is_wanted(item, wanted)]
+    return statement
 
-    def visit_FunctionDef(self, node):  # noqa: N802
-        self.generic_visit(node)
-        if ast.get_docstring(node, clean=False) is not None:
-            node.body = node.body[1:] or [ast.Pass()]
-        return node
 
-    visit_AsyncFunctionDef = visit_ClassDef = visit_FunctionDef  # noqa: N815
+def _is_wanted(node: ast.expr | None, wanted: frozenset[str]) -> bool:
+    """False only for plain entries of another name: a string key, or a call that starts with one."""
+    if isinstance(node, ast.Call) and node.args:
+        node = node.args[0]
+    return not (isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value not in wanted)
 
-    def visit_AnnAssign(self, node):  # noqa: N802
-        self.generic_visit(node)
-        if isinstance(node.target, ast.Name):
-            self._prune_table(node.target.id, node.value)
-        return node
 
-    def visit_Assign(self, node):  # noqa: N802
-        self.generic_visit(node)
-        if len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
-            self._prune_table(node.targets[0].id, node.value)
-        return node
-
-    def _prune_table(self, name: str, value: ast.expr | None) -> None:
-        if name in COMPONENT_TABLES and isinstance(value, ast.Dict):
-            pairs = [pair for pair in zip(value.keys, value.values, strict=True) if self._keeps(pair[0])]
-            value.keys, value.values = [key for key, _ in pairs], [item for _, item in pairs]
-        elif name == "RECIPES" and value is not None:
-            for node in ast.walk(value):
-                if isinstance(node, ast.Tuple | ast.List):
-                    node.elts = [item for item in node.elts if self._keeps(item)]
-
-    def _keeps(self, node: ast.expr | None) -> bool:
-        """False only for plain entries of another name: a string key, or a call that starts with one."""
-        if isinstance(node, ast.Call) and node.args:
-            node = node.args[0]
-        return not (
-            isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value not in self.wanted
-        )
+def _without_docstrings(tree: ast.Module) -> list[ast.stmt]:
+    """The top-level statements; docstrings are taken out of everything that can have one."""
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    for node in ast.walk(tree):
+        if isinstance(node, kinds) and ast.get_docstring(node, clean=False) is not None:
+            node.body = node.body[1:] or ([] if node is tree else [ast.Pass()])
+    return tree.body
 
 
 def _is_main_guard(statement: ast.stmt) -> bool:
@@ -281,12 +289,12 @@ def _file(module: str, root: Path) -> Path | None:
     return None
 
 
-@lru_cache
 def _load(module: str, root: Path) -> Module | None:
     path = _file(module, root)
-    if path is None:
-        return None
-    body = ast.parse(path.read_text(encoding="utf-8"), filename=str(path)).body
-    if body and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant):
-        body = body[1:]  # the docstring
+    return None if path is None else _parse(module, path, path.stat().st_mtime_ns)
+
+
+@cache
+def _parse(module: str, path: Path, _changed: int) -> Module:
+    body = _without_docstrings(ast.parse(path.read_text(encoding="utf-8"), filename=str(path)))
     return Module(module, path.name == "__init__.py", body)

@@ -21,5 +21,5 @@ rule decode:
         'drafter=({input:q}); exec "$HARNESS_PYTHON" -m harness.launch --threads {threads} harness.run_suite'
         ' --config "$HARNESS_CONFIG" --target {wildcards.target} --method {wildcards.method}'
         " --suite {wildcards.suite} --temperature {wildcards.temperature} --seed {wildcards.seed}"
-        ' ${{drafter:+--drafter "$(dirname "$drafter")"}} --out {output:q} --threads {threads}'
+        ' ${{drafter:+--drafter "$(dirname "$drafter")"}} --out {output:q}'
         " > >(tee -i {log:q}) 2>&1"

@@ -1,23 +1,39 @@
-# The figures: pure functions of cells, records and learning curves.
+# The figures, one rule each: pure functions of cells and learning curves.
 
 
-rule figures:
+rule acceptance_figure:
     input:
         f"{OUT}/cells.csv",
-        plan.records(),
-        plan.marks("learning_curve.csv"),
     output:
-        touch(f"{FIGURES}/.done"),
+        plan.figure_files("acceptance"),
     params:
-        folder=FIGURES,
         settings=plan.figure(),
         code=plan.code("figures"),
     log:
-        f"{WORK}/logs/figures.log",
+        f"{WORK}/logs/figure-acceptance.log",
     conda:
         "../../environment.yml"
     message:
-        "figures"
+        "acceptance by suite, the paper's Figure 1"
     shell:
-        'exec "$HARNESS_PYTHON" -m harness.launch harness.report.figures'
-        ' --config "$HARNESS_CONFIG" --out {params.folder:q} > >(tee -i {log:q}) 2>&1'
+        'exec "$HARNESS_PYTHON" -m harness.launch harness.report.figures --config "$HARNESS_CONFIG"'
+        " --only acceptance --cells {input:q} > >(tee -i {log:q}) 2>&1"
+
+
+rule training_figure:
+    input:
+        plan.marks("learning_curve.csv"),
+    output:
+        plan.figure_files("training"),
+    params:
+        settings=plan.figure(),
+        code=plan.code("figures"),
+    log:
+        f"{WORK}/logs/figure-training.log",
+    conda:
+        "../../environment.yml"
+    message:
+        "learning curves"
+    shell:
+        'exec "$HARNESS_PYTHON" -m harness.launch harness.report.figures --config "$HARNESS_CONFIG"'
+        " --only training > >(tee -i {log:q}) 2>&1"

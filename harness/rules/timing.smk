@@ -18,5 +18,5 @@ rule timing:
         "time every method on {wildcards.target}"
     shell:
         'exec "$HARNESS_PYTHON" -m harness.launch --threads {threads} harness.timing'
-        ' --config "$HARNESS_CONFIG" --target {wildcards.target} --out {output:q} --threads {threads}'
+        ' --config "$HARNESS_CONFIG" --target {wildcards.target} --out {output:q}'
         " > >(tee -i {log:q}) 2>&1"

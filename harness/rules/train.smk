@@ -24,5 +24,5 @@ rule train:
     shell:
         'exec "$HARNESS_PYTHON" -m harness.launch --threads {threads} harness.train'
         ' --config "$HARNESS_CONFIG" --target {wildcards.target} --method {wildcards.method}'
-        ' --seed {wildcards.seed} --out "$(dirname {output.done:q})" --threads {threads}'
+        ' --seed {wildcards.seed} --out "$(dirname {output.done:q})"'
         " > >(tee -i {log:q}) 2>&1"

@@ -16,5 +16,5 @@ rule trajectories:
         "{wildcards.target} writes the responses to the training prompts"
     shell:
         'exec "$HARNESS_PYTHON" -m harness.launch --threads {threads} harness.train.trajectories'
-        ' --config "$HARNESS_CONFIG" --target {wildcards.target} --out "$(dirname {output:q})" --threads {threads}'
+        ' --config "$HARNESS_CONFIG" --target {wildcards.target} --out "$(dirname {output:q})"'
         " > >(tee -i {log:q}) 2>&1"

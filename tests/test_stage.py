@@ -1,0 +1,153 @@
+"""A digest changes with the code a stage can reach, and with nothing else."""
+
+import ast
+import shutil
+from pathlib import Path
+
+import pytest
+
+from harness import stage
+
+ROOT = Path(__file__).parent.parent
+
+FILES = {
+    "harness/__init__.py": "",
+    "harness/run_suite.py": (
+        "from harness.tools import used, HEADS\nfrom harness import things\n"
+        "def main():\n    from methods.deep import far\n    return used(), things.taken, HEADS, far()\n"
+    ),
+    "harness/tools.py": (
+        "import harness.effects\nfrom harness.config import load\nfrom .inner import helper as aid\n"
+        "def used():\n    '''Words.'''\n    return aid(load)\n"
+        "def unused():\n    return 1\n"
+        "def plain():\n    return 1\ndef domino():\n    return 1\n"
+        "HEADS: dict = {'plain': plain, 'domino': domino}\n"
+        "if __name__ == '__main__':\n    unused()\n"
+    ),
+    "harness/inner.py": "LEVEL = 3\ndef helper(x):\n    return LEVEL\n",
+    "harness/things.py": "taken = 1\nleft = 2\n",
+    "harness/effects.py": "import json\nname = 'x'\njson.register = name\nquiet = 1\n",
+    "harness/config.py": "def load():\n    return 1\n",
+    "methods/__init__.py": "from methods.near import far\n",
+    "methods/near.py": "def far():\n    return 5\n",
+    "methods/deep.py": "from methods import far\n",
+}
+
+
+@pytest.fixture
+def tree(tmp_path):
+    for name, source in FILES.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(source)
+    return tmp_path
+
+
+def digest(root: Path, methods=("dflash",)) -> str:
+    stage._digest.cache_clear()
+    return stage.digest("decode", methods, root)
+
+
+def changed(root: Path, name: str, old: str, new: str) -> bool:
+    before = digest(root)
+    path = root / name
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+    return digest(root) != before
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("harness/run_suite.py", "return used()", "return 1, used()"),
+        ("harness/tools.py", "return aid(load)", "return aid(None)"),
+        ("harness/inner.py", "LEVEL = 3", "LEVEL = 4"),  # a constant behind a renamed relative import
+        ("harness/things.py", "taken = 1", "taken = 3"),  # an attribute of a module
+        ("harness/effects.py", "json.register = name", "json.register = None"),  # run by a bare import
+        ("methods/near.py", "return 5", "return 6"),  # through an import in a function and a re-export
+        ("harness/tools.py", "def plain():\n    return 1", "def plain():\n    return 2"),  # this method's component
+    ],
+)
+def test_reached_code_counts(tree, name, old, new):
+    assert changed(tree, name, old, new)
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("harness/tools.py", "def unused():\n    return 1", "def unused():\n    return 2"),
+        ("harness/tools.py", "def domino():\n    return 1", "def domino():\n    return 2"),  # another method's
+        ("harness/tools.py", "'domino': domino", "'domino': domino, 'markov': unused"),  # a new component
+        ("harness/tools.py", "'''Words.'''", "'''Other words.'''  # and a comment"),
+        ("harness/tools.py", "    unused()\n", "    used()\n"),  # its own command line
+        ("harness/things.py", "left = 2", "left = 3"),
+        ("harness/effects.py", "quiet = 1", "quiet = 2"),
+        ("harness/config.py", "return 1", "return 2"),  # settings are recorded as values
+    ],
+)
+def test_unreached_code_does_not_count(tree, name, old, new):
+    assert not changed(tree, name, old, new)
+
+
+def test_missing_stage_is_an_error_that_names_it(tree):
+    with pytest.raises(FileNotFoundError, match="harness.timing"):
+        stage.digest("timing", [], tree)
+
+
+def edit(root: Path, name: str, symbol: str) -> None:
+    """Change one definition, in a way that only its code shows."""
+    path = root / name
+    tree = ast.parse(path.read_text())
+    found = [node for node in tree.body if getattr(node, "name", None) == symbol]
+    assert found, f"{name} defines no {symbol}; name another definition in this test"
+    found[0].body.append(ast.parse("edited = None").body[0])
+    path.write_text(ast.unparse(tree))
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory) -> Path:
+    """A copy of the project's code."""
+    root = tmp_path_factory.mktemp("project")
+    for package in stage.PACKAGES:
+        ignored = shutil.ignore_patterns("target", "__pycache__")
+        shutil.copytree(ROOT / package, root / package, ignore=ignored)
+    return root
+
+
+def all_digests(root: Path, methods: list[str]) -> dict[str, str]:
+    stage._digest.cache_clear()
+    return {name: stage.digest(name, methods, root) for name in stage.STAGES}
+
+
+@pytest.mark.parametrize(
+    ("name", "symbol", "touched"),
+    [
+        ("harness/report/figures.py", "main", {"figures"}),
+        ("harness/report/table1.py", "main", {"table1"}),
+        ("harness/decode.py", "Decoder", {"decode", "timing"}),
+        ("harness/cache.py", "RaggedCache", {"decode", "timing"}),
+        ("methods/runner.py", "BlockDraftRunner", {"decode", "timing"}),
+        ("methods/backbone.py", "DFlashBackbone", {"train", "decode", "timing"}),
+        ("harness/train/loop.py", "Trainer", {"train"}),
+        ("harness/train/trajectories.py", "generate", {"trajectories"}),
+        ("harness/config.py", "load_config", set()),
+        ("harness/launch.py", "main", set()),
+    ],
+)
+def test_edit_touches_exactly_these_stages(project, name, symbol, touched):
+    before = all_digests(project, ["ar", "dflash"])
+    original = (project / name).read_text()
+    try:
+        edit(project, name, symbol)
+        after = all_digests(project, ["ar", "dflash"])
+    finally:
+        (project / name).write_text(original)
+    assert {name for name in before if before[name] != after[name]} == touched
+
+
+def test_drafter_code_does_not_touch_the_baseline(project):
+    before = digest(project, ["ar"]), digest(project, ["dflash"])
+    edit(project, "methods/heads.py", "PlainHead")
+    after = digest(project, ["ar"]), digest(project, ["dflash"])
+    assert before[0] == after[0] and before[1] != after[1]
