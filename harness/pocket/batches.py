@@ -1,0 +1,71 @@
+"""Endless training batches of the pocket world, in a few fixed shapes.
+
+Knows how items become token ids and labels. Only reply tokens (and the end token after them) are labels: the values of a prompt
+are drawn at random, so nothing can be learned from predicting them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from random import Random
+
+import torch
+from torch import Tensor
+
+from harness.pocket.lexicon import ASSISTANT, END, USER
+from harness.pocket.suites import ENTRIES
+from harness.pocket.world import SUITES, drafts
+
+LENGTHS = (80, 144, 176)  # tokens a row; each batch has one of these lengths, so that a compiled step sees three shapes
+TOKENS = 2112  # tokens of a batch, at most
+
+
+def encode(tokenizer, turns: tuple[str, ...], replies: tuple[str, ...]) -> tuple[list[int], list[bool]]:
+    """Ids of a whole dialogue as the chat template renders it, and which of them the target must predict."""
+    user, assistant, end = tokenizer.convert_tokens_to_ids([USER, ASSISTANT, END])
+    ids: list[int] = []
+    wanted: list[bool] = []
+    for turn, reply in zip(turns, replies, strict=True):
+        prompt = [user, *tokenizer.encode(turn, add_special_tokens=False), end, assistant]
+        answer = [*tokenizer.encode(reply, add_special_tokens=False), end]
+        ids += prompt + answer
+        wanted += [False] * len(prompt) + [True] * len(answer)
+    return ids, wanted
+
+
+def collate(rows: list[tuple[list[int], list[bool]]], length: int, pad: int) -> tuple[Tensor, Tensor]:
+    """ids [B, length] and labels [B, length] (label t = token t + 1, or -100), padded on the right."""
+    ids = torch.full((len(rows), length), pad)
+    labels = torch.full((len(rows), length), -100)
+    for index, (tokens, wanted) in enumerate(rows):
+        ids[index, : len(tokens)] = torch.tensor(tokens)
+        target = torch.tensor([t if w else -100 for t, w in zip(tokens, wanted, strict=True)])
+        labels[index, : len(tokens) - 1] = target[1:]
+    return ids, labels
+
+
+def batches(tokenizer, seed: int, easy: float, weights: dict[str, float]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Endless batches. `easy`: share of items with two to five entries only; `weights`: share of each suite."""
+    rng = Random(f"batches/{seed}")
+    full = {s: drafts(s, "train", seed) for s in SUITES}
+    small = {s: drafts(s, "train", seed, entries=(2, min(5, ENTRIES[s][0]))) for s in SUITES}
+    suites, odds = list(weights), list(weights.values())
+    pools: dict[int, list] = {length: [] for length in LENGTHS}
+    while True:
+        suite = rng.choices(suites, odds)[0]
+        draft = next((small if rng.random() < easy else full)[suite])
+        row = encode(tokenizer, draft.turns, draft.replies)
+        fit = [length for length in LENGTHS if len(row[0]) <= length]
+        if not fit:
+            continue  # a rare overlong item is left out of training rather than cut
+        pool = pools[fit[0]]
+        pool.append(row)
+        if len(pool) == TOKENS // fit[0]:
+            yield collate(pool, fit[0], tokenizer.pad_token_id)
+            pool.clear()
+
+
+def probe_rows(tokenizer, suite: str, count: int, split: str = "heldout") -> tuple[Tensor, Tensor]:
+    """`count` items of a split as one right-padded batch (ids, labels), for teacher-forced checks."""
+    rows = [encode(tokenizer, d.turns, d.replies) for _, d in zip(range(count), drafts(suite, split, seed=0))]
+    return collate(rows, max(len(r[0]) for r in rows), tokenizer.pad_token_id)
