@@ -1,0 +1,262 @@
+"""`results/cells.csv`: one row per target x method x temperature x suite, and one for the average over suites
+(`avg`).
+
+Knows how records become numbers: which metric, which interval, against which other method. Everything is a
+pure function of the files read; the same files give the same bytes.
+
+    python -m harness.report.cells --config pocket --out results/cells.csv
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness.config import load_config, project_path
+from harness.gauge import knowledge
+from harness.report.inputs import AVERAGE, BASELINE, PLAIN, Inputs, Key, read_inputs, write_text
+from harness.report.speed import speed_columns
+from harness.score import bootstrap
+from harness.score.metrics import Acceptance, acceptance, flags, response_mean_unclipped
+
+KNOWN = (
+    "full_acceptance",
+    "relay_rounds",
+    "mean_live_masks",
+    "stale_right",
+    "rescue",
+    "rescue_1_4",
+    "oracle_tau",
+    "oracle_gain",
+)
+MACHINE = ("device", "threads", "dtype", "torch", "transformers", "git_sha")
+COLUMNS = (
+    *("target", "method", "temperature", "suite", "seeds", "prompts", "responses", "steps", "tokens"),
+    *("tau", "tau_low", "tau_high", "gain", "gain_low", "gain_high"),
+    *("tau_macro", "tau_with_prefill", "tau_unclipped", "tau_unclipped_low", "tau_unclipped_high"),
+    *("reported", "reported_source"),
+    *("accuracy", "accuracy_low", "accuracy_high", "no_answer", "verdicts_unlike_ar", "outputs_unlike_ar"),
+    *("tokens_per_s", "speedup", "speedup_low", "speedup_high", "timed_repeats", "speedup_predicted"),
+    *("t_ar_ms", "t_verify_ms", "t_draft_ms", "host_ms", "first_response_s"),
+    *KNOWN,
+    *("histogram", "flags", "provenance"),
+)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How intervals are made."""
+
+    resamples: int = 2000
+    confidence: float = 0.95
+
+
+def build_cells(inputs: Inputs, settings: Settings) -> list[dict[str, Any]]:
+    """All rows, by temperature, target and method in the order of the configuration; suites, then their
+    average.
+    """
+    rows = []
+    for temperature in inputs.temperatures:
+        for target in inputs.targets:
+            for method in inputs.methods:
+                keys = [Key(target, method, temperature, suite) for suite in inputs.suites]
+                keys = [key for key in keys if key in inputs.records]
+                rows += [_cell(inputs, key, settings) for key in keys]
+                if keys:
+                    rows.append(_average(inputs, keys, rows[-len(keys) :], settings))
+    return rows
+
+
+def _cell(inputs: Inputs, key: Key, settings: Settings) -> dict[str, Any]:
+    records = inputs.records[key]
+    total = acceptance(records)
+    row = {
+        **key.__dict__,
+        "seeds": len({record["seed"] for record in records}),
+        **_counts(total),
+        "histogram": " ".join(map(str, total.histogram)),
+        **_intervals(inputs, [key], settings),
+        **_agreement(records, inputs.records.get(Key(key.target, PLAIN, key.temperature, key.suite))),
+        **speed_columns(inputs.timing, key.target, key.method, key.temperature, key.suite),
+        **_known(records, key),
+        "no_answer": sum(record["verdict"] == "no_answer" for record in records) if _scored(records) else None,
+        "provenance": _provenance(inputs, key),
+    }
+    row["reported"], row["reported_source"] = inputs.reported.get(_reported_key(key), (None, None))
+    row["flags"] = "; ".join([*flags(records, drafts=key.method != PLAIN), *training_flags(inputs, key)])
+    return row
+
+
+def _average(
+    inputs: Inputs, keys: Sequence[Key], cells: Sequence[Mapping[str, Any]], settings: Settings
+) -> dict[str, Any]:
+    """The plain mean over the suites that were run; counts are sums."""
+    key = Key(keys[0].target, keys[0].method, keys[0].temperature, AVERAGE)
+    row: dict[str, Any] = {**key.__dict__, "seeds": min(cell["seeds"] for cell in cells)}
+    for name in ("prompts", "responses", "steps", "tokens"):
+        row[name] = sum(cell[name] for cell in cells)
+    for name in ("tau_macro", "tau_with_prefill"):
+        row[name] = sum(cell[name] for cell in cells) / len(cells)
+    row |= _intervals(inputs, keys, settings)
+    for name in ("no_answer", "verdicts_unlike_ar", "outputs_unlike_ar"):
+        known = [cell[name] for cell in cells if cell.get(name) is not None]
+        row[name] = sum(known) if known else None
+    row |= speed_columns(inputs.timing, key.target, key.method, key.temperature, None)
+    reported = [inputs.reported.get(_reported_key(k)) for k in keys]
+    if all(reported):  # a printed average over other suites is not ours to compare with
+        row["reported"] = sum(value for value, _ in reported) / len(reported)
+        row["reported_source"] = reported[0][1]
+    row["flags"] = "; ".join(training_flags(inputs, key))
+    row["provenance"] = _provenance(inputs, key)
+    return row
+
+
+def _intervals(inputs: Inputs, keys: Sequence[Key], settings: Settings) -> dict[str, float]:
+    """tau, tau_unclipped, accuracy and the gain over the baseline, each with its interval; the mean over
+    `keys`.
+    """
+
+    def parts(above: Callable, below: Callable, of: Sequence[Key] = keys) -> list[bootstrap.Sums]:
+        return [bootstrap.sums(key.suite, inputs.records[key], above, below) for key in of]
+
+    taus = parts(_committed, _steps)
+    found = {
+        "tau": bootstrap.mean_interval(taus, settings.resamples, settings.confidence),
+        "tau_unclipped": bootstrap.mean_interval(parts(_unclipped, _stepped), settings.resamples, settings.confidence),
+    }
+    scored = [key for key in keys if _scored(inputs.records[key])]
+    if scored:
+        found["accuracy"] = bootstrap.mean_interval(
+            parts(_score, _graded, scored), settings.resamples, settings.confidence
+        )
+    base = [Key(key.target, BASELINE, key.temperature, key.suite) for key in keys]
+    if keys[0].method not in (PLAIN, BASELINE) and all(key in inputs.records for key in base):
+        found["gain"] = bootstrap.gain_interval(
+            taus, parts(_committed, _steps, base), settings.resamples, settings.confidence
+        )
+    return {
+        name + suffix: value
+        for name, found_interval in found.items()
+        for suffix, value in (
+            ("", found_interval.value),
+            ("_low", found_interval.low),
+            ("_high", found_interval.high),
+        )
+    }
+
+
+def _committed(record: Mapping[str, Any]) -> float:
+    return sum(record["committed"])
+
+
+def _steps(record: Mapping[str, Any]) -> float:
+    return len(record["committed"])
+
+
+def _unclipped(record: Mapping[str, Any]) -> float:
+    return response_mean_unclipped(record) if record["accepted"] else 0.0
+
+
+def _stepped(record: Mapping[str, Any]) -> float:
+    return float(bool(record["accepted"]))
+
+
+def _score(record: Mapping[str, Any]) -> float:
+    return record["score"] or 0.0
+
+
+def _graded(record: Mapping[str, Any]) -> float:
+    return float(record["score"] is not None)
+
+
+def _scored(records: Sequence[Mapping[str, Any]]) -> bool:
+    return any(record["score"] is not None for record in records)
+
+
+def _counts(total: Acceptance) -> dict[str, float]:
+    names = ("prompts", "responses", "steps", "tokens", "tau_macro", "tau_with_prefill")
+    return {name: getattr(total, name) for name in names}
+
+
+def _agreement(
+    records: Sequence[Mapping[str, Any]], plain: Sequence[Mapping[str, Any]] | None
+) -> dict[str, int | None]:
+    """Responses unlike plain decoding's on the same prompt, turn and seed: by output, by verdict."""
+    if plain is None:
+        return {"outputs_unlike_ar": None, "verdicts_unlike_ar": None}
+    by_name = {(r["seed"], r["prompt_id"], r["turn"]): r for r in plain}
+    pairs = [(r, by_name.get((r["seed"], r["prompt_id"], r["turn"]))) for r in records]
+    pairs = [(ours, theirs) for ours, theirs in pairs if theirs is not None]
+    return {
+        "outputs_unlike_ar": sum(a["output_ids"] != b["output_ids"] for a, b in pairs),
+        "verdicts_unlike_ar": sum(a["verdict"] != b["verdict"] for a, b in pairs) if _scored(records) else None,
+    }
+
+
+def _known(records: Sequence[Mapping[str, Any]], key: Key) -> dict[str, Any]:
+    """What the verifier knew; nothing for plain decoding or records without a trace."""
+    traced = [record for record in records if record.get("trace")]
+    if key.method == PLAIN or not traced:
+        return {}
+    found = knowledge(traced)
+    return {name: found[name] for name in KNOWN}
+
+
+def _reported_key(key: Key) -> tuple[str, str, float, str]:
+    return (key.target.lower(), key.method, key.temperature, key.suite)
+
+
+def _provenance(inputs: Inputs, key: Key) -> str:
+    """The record files behind a row, and the machine behind its speed."""
+    parts = [f"records {inputs.digests[key]}"] if key in inputs.digests else []
+    machines = [row["machine"] for row in inputs.timing if (row["target"], row["method"]) == (key.target, key.method)]
+    if machines:
+        facts = ", ".join(f"{name} {machines[0][name]}" for name in MACHINE if machines[0].get(name) is not None)
+        parts.append(f"timed on {facts}")
+    return "; ".join(parts)
+
+
+def training_flags(inputs: Inputs, key: Key) -> list[str]:
+    """What the drafter's final marks say about its training."""
+    marks = inputs.done.get((key.target, key.method), [])
+    short = sum(mark.get("plateau") is False for mark in marks)
+    return [f"under-trained: {short} of {len(marks)} drafters had not reached their plateau"] if short else []
+
+
+def cells_text(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The rows as CSV; empty where a value does not exist."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    writer.writerows([_text(row.get(name)) for name in COLUMNS] for row in rows)
+    return out.getvalue()
+
+
+def _text(value: Any) -> str:
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+        return ""
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m harness.report.cells", description="Make cells.csv.")
+    parser.add_argument("--config", default="pocket", help="profile or YAML file")
+    parser.add_argument("--out", type=Path, help="default: <output_dir>/cells.csv")
+    parser.add_argument("--allow-missing", action="store_true", help="leave out cells without records")
+    arguments = parser.parse_args(argv)
+    config = load_config(arguments.config, check=False)
+    settings = Settings(config.report.bootstrap, config.report.confidence)
+    rows = build_cells(read_inputs(config, arguments.allow_missing), settings)
+    out = arguments.out or project_path(config.output_dir) / "cells.csv"
+    write_text(out, cells_text(rows))
+    print(f"{out}: {len(rows)} rows")
+
+
+if __name__ == "__main__":
+    main()

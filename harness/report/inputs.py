@@ -1,0 +1,158 @@
+"""Where the files of a run lie, and how they are read: records, timing rows, drafters' marks, reported
+numbers.
+
+Knows paths and formats. Computes nothing. A file that the configuration asks for and that is not there is an
+error that names the stage that makes it.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from harness.config import Config, project_path, temperature_label
+
+REPORTED = Path("results") / "reported"
+AVERAGE = "avg"
+#: The method without a drafter: what speed-ups are over. And the method that gains are over.
+PLAIN, BASELINE = "ar", "dflash"
+
+
+class ReportError(ValueError):
+    """A file of the run is missing or unusable. The message names it and the stage that makes it."""
+
+
+@dataclass(frozen=True, order=True)
+class Key:
+    """What one cell is about."""
+
+    target: str
+    method: str
+    temperature: float
+    suite: str
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """All that a report is made from, in the order of the configuration.
+
+    records: by cell, all seeds together. digests: by cell, a short hash of its record files.
+    timing: rows of every target. done: final marks of drafters, by (target, method), a list over seeds.
+    reported: (target in lower case, method, temperature, suite) -> (value, source).
+    """
+
+    targets: tuple[str, ...]
+    methods: tuple[str, ...]
+    temperatures: tuple[float, ...]
+    suites: tuple[str, ...]
+    records: Mapping[Key, list[dict[str, Any]]]
+    digests: Mapping[Key, str]
+    timing: Sequence[dict[str, Any]] = ()
+    done: Mapping[tuple[str, str], list[dict[str, Any]]] = field(default_factory=dict)
+    reported: Mapping[tuple[str, str, float, str], tuple[float, str]] = field(default_factory=dict)
+
+
+def read_inputs(config: Config, allow_missing: bool = False) -> Inputs:
+    """All that the configuration asks for. Raises ReportError for missing records unless `allow_missing`."""
+    base = project_path(config.output_dir)
+    records: dict[Key, list[dict[str, Any]]] = {}
+    digests: dict[Key, str] = {}
+    for target in config.targets:
+        for method in config.methods:
+            for temperature in config.temperatures:
+                for suite in config.suites:
+                    files = [record_path(base, target, method, suite, temperature, s) for s in config.seeds]
+                    found = _existing(files, "harness.run_suite", allow_missing)
+                    if found:
+                        key = Key(target, method, float(temperature), suite)
+                        records[key] = [row for path in found for row in read_jsonl(path)]
+                        digests[key] = digest(found)
+    timing = [base / "timing" / f"{target}.jsonl" for target in config.targets]
+    return Inputs(
+        targets=tuple(config.targets),
+        methods=tuple(config.methods),
+        temperatures=tuple(float(t) for t in config.temperatures),
+        suites=tuple(config.suites),
+        records=records,
+        digests=digests,
+        # a table without speed is still a table: timing wants the machine for itself and may come later
+        timing=[row for path in _existing(timing, "harness.timing", True) for row in read_jsonl(path)],
+        done=read_done(base, config),
+        reported=read_reported(project_path(REPORTED)),
+    )
+
+
+def record_path(base: Path, target: str, method: str, suite: str, temperature: float, seed: int) -> Path:
+    """Where the responses of one cell and seed lie."""
+    return base / "records" / target / method / f"{suite}-T{temperature_label(temperature)}-seed{seed}.jsonl"
+
+
+def drafter_folder(base: Path, target: str, method: str, seed: int) -> Path:
+    """Where a trained drafter, its learning curve and its final marks lie."""
+    return base / "drafters" / target / f"{method}-seed{seed}"
+
+
+def read_done(base: Path, config: Config) -> dict[tuple[str, str], list[dict[str, Any]]]:
+    """Final marks of every drafter that has some."""
+    marks: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for target in config.targets:
+        for method in config.methods:
+            for seed in config.seeds:
+                path = drafter_folder(base, target, method, seed) / "done.json"
+                if path.is_file():
+                    marks.setdefault((target, method), []).append(json.loads(path.read_text("utf-8")))
+    return marks
+
+
+def read_reported(folder: Path) -> dict[tuple[str, str, float, str], tuple[float, str]]:
+    """Acceptance lengths that papers print, from every CSV of the folder."""
+    found: dict[tuple[str, str, float, str], tuple[float, str]] = {}
+    for path in sorted(folder.glob("*.csv")):
+        with path.open(encoding="utf-8", newline="") as file:
+            for row in csv.DictReader(file):
+                if row.get("metric") == "acceptance_length" and row["temperature"] and row["suite"]:
+                    key = (row["target"].lower(), row["method"], float(row["temperature"]), row["suite"])
+                    found.setdefault(key, (float(row["value"]), row["source"]))
+    return found
+
+
+def read_jsonl(path: Path) -> list[dict[str, Any]]:
+    """Rows of a JSON-lines file. Raises ReportError that names the line."""
+    rows = []
+    with path.open(encoding="utf-8") as file:
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                try:
+                    rows.append(json.loads(line))
+                except json.JSONDecodeError as error:
+                    raise ReportError(f"{path}, line {number}: not JSON ({error}); make the file again") from error
+    return rows
+
+
+def digest(paths: Iterable[Path]) -> str:
+    """Short hash of files' contents."""
+    total = hashlib.sha256()
+    for path in paths:
+        total.update(path.read_bytes())
+    return total.hexdigest()[:12]
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write under a temporary name and rename: the file exists whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
+
+
+def _existing(paths: Sequence[Path], stage: str, allow_missing: bool) -> list[Path]:
+    missing = [path for path in paths if not path.is_file()]
+    if missing and not allow_missing:
+        raise ReportError(f"{missing[0]} is missing; make it with python -m {stage}, or run the pipeline")
+    return [path for path in paths if path not in missing]

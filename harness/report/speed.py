@@ -1,0 +1,96 @@
+"""Speeds from timing rows: medians over interleaved repeats, and what the parts of a round predict.
+
+Knows timing rows (see `harness/timing.py`). Does not measure anything.
+
+Speed is total tokens over total seconds of one repeat; a speed-up is the ratio of two speeds **of the same
+repeat** on the same prompts. The figure is the median over repeats, with the smallest and the largest beside
+it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import median
+from typing import Any
+
+from harness.report.inputs import PLAIN
+
+#: Phases of a round that a drafter pays for, and those that only the host works in.
+DRAFT_PHASES, HOST_PHASES = ("draft", "observe"), ("accept", "commit")
+
+
+def speed_columns(
+    rows: Iterable[Mapping[str, Any]], target: str, method: str, temperature: float, suite: str | None
+) -> dict[str, float | None]:
+    """Speed columns of one cell; `suite` None takes all suites together. None without rows."""
+    mine = [
+        row
+        for row in rows
+        if row["target"] == target and row["temperature"] == temperature and suite in (None, row.get("suite"))
+    ]
+    speeds, plain = _speeds(mine, method), _speeds(mine, PLAIN)
+    ratios = [speeds[repeat] / plain[repeat] for repeat in sorted(set(speeds) & set(plain))]
+    parts, plain_parts = round_parts(mine, method), round_parts(mine, PLAIN)
+    columns: dict[str, float | None] = {
+        "tokens_per_s": median(speeds.values()) if speeds else None,
+        "speedup": median(ratios) if ratios else None,
+        "speedup_low": min(ratios, default=None),
+        "speedup_high": max(ratios, default=None),
+        "timed_repeats": len(speeds) or None,
+        "t_verify_ms": parts.get("verify"),
+        "t_draft_ms": parts.get("draft"),
+        "host_ms": parts.get("host"),
+        "t_ar_ms": plain_parts.get("verify"),
+        "speedup_predicted": None,
+        "first_response_s": _first_response(rows, target, method, temperature),
+    }
+    if method != PLAIN and parts and plain_parts:
+        columns["speedup_predicted"] = parts["tau"] * plain_parts["verify"] / (parts["verify"] + parts["draft"])
+    return columns
+
+
+def round_parts(rows: Sequence[Mapping[str, Any]], method: str) -> dict[str, float]:
+    """Milliseconds a round by part, from the instrumented pass; `tau` of the same rounds. Empty without rows.
+
+    host: what neither the target nor the drafter spent. The slices sum to the time of the rounds.
+    """
+    parts = [row for row in rows if row["kind"] == "phases" and row["method"] == method]
+    steps = sum(row["steps"] for row in parts)
+    if not steps:
+        return {}
+    per_round = {
+        name: 1000 * sum(row["phases"].get(name, 0.0) for row in parts) / steps
+        for name in ("verify", *DRAFT_PHASES, *HOST_PHASES)
+    }
+    rounds = 1000 * sum(row["rounds_seconds"] for row in parts) / steps
+    draft = sum(per_round[name] for name in DRAFT_PHASES)
+    return {
+        "verify": per_round["verify"],
+        "draft": draft,
+        "host": max(0.0, rounds - per_round["verify"] - draft),
+        "tau": sum(row["committed"] for row in parts) / steps,
+    }
+
+
+def _speeds(rows: Iterable[Mapping[str, Any]], method: str) -> dict[int, float]:
+    """Tokens a second by repeat."""
+    totals: dict[int, list[float]] = {}
+    for row in rows:
+        if row["kind"] == "run" and row["method"] == method:
+            total = totals.setdefault(row["repeat"], [0.0, 0.0])
+            total[0] += row["tokens"]
+            total[1] += row["seconds"]
+    return {repeat: tokens / seconds for repeat, (tokens, seconds) in totals.items()}
+
+
+def _first_response(rows: Iterable[Mapping[str, Any]], target: str, method: str, temperature: float) -> float | None:
+    """Seconds of the very first response, warm-up and allocation included."""
+    for row in rows:
+        if (row["kind"], row["target"], row["method"], row["temperature"]) == (
+            "first",
+            target,
+            method,
+            temperature,
+        ):
+            return row["seconds"]
+    return None

@@ -1,0 +1,302 @@
+"""Speed: every method of a target in one process, interleaved prompt by prompt, batch 1.
+
+Knows clocks and the order of work. Does not know what a method is, and draws no conclusion: medians and
+speed-ups are made from its rows by `harness/report/speed.py`.
+
+    python -m harness.timing --config pocket --target pocket --out results/timing/pocket.jsonl
+
+Rows (JSON lines), each with the facts of the machine:
+
+* `run`: one response in one repeat. `tokens` are committed ids, the prefill's included, counted alike for
+  every method; `seconds` are wall time with one synchronisation at each end; `same_as_ar` says whether the
+  output is that of plain decoding.
+* `first`: the first response of a method in this process, allocation and compilation included, counted
+  nowhere else.
+* `phases`: one response of a separate, instrumented pass: seconds by phase of the rounds, and of the rounds
+  whole (prefill excluded). Stopping the clock at every phase costs time, so speeds never come from these
+  rows.
+
+Before each pass over a suite every method decodes warm-up prompts that are not counted. Only the first turn
+of a dialogue is timed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from harness.arms import DrafterFactory, load_arm
+from harness.config import Config, load_config, project_path
+from harness.data import build_prompts, shared_prefix, stop_strings, suite_prompts
+from harness.decode import Clock, Decoder, DecodeSettings, Prompt, Response
+from harness.provenance import provenance_short
+from harness.target import Target
+
+#: Not a method of ours: the `generate` of transformers, timed on request to show that our baseline is a fair
+#: one.
+GENERATE = "generate"
+Arms = Mapping[str, DrafterFactory | None]
+
+
+class PhaseClock(Clock):
+    """Adds up wall time by phase, and from the first phase entered to the last one left."""
+
+    def __init__(self, sync: Callable[[], None]) -> None:
+        self.sync = sync
+        self.seconds: dict[str, float] = {}
+        self.begin = self.end = 0.0
+
+    def restart(self) -> None:
+        """Forget everything: the next phase entered is the first."""
+        self.seconds, self.begin = {}, 0.0
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        self.sync()
+        start = time.perf_counter()
+        self.begin = self.begin or start
+        try:
+            yield
+        finally:
+            self.sync()
+            self.end = time.perf_counter()
+            self.seconds[name] = self.seconds.get(name, 0.0) + self.end - start
+
+    @property
+    def rounds_seconds(self) -> float:
+        """From the first phase to the last, the host's work between phases included."""
+        return self.end - self.begin if self.begin else 0.0
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What is timed: prompts of one suite at one temperature, and how they are decoded."""
+
+    suite: str
+    prompts: tuple[Prompt, ...]
+    settings: DecodeSettings
+    shared_prefix: tuple[int, ...]
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        return {"suite": self.suite, "temperature": self.settings.temperature}
+
+
+def workloads(config: Config, target: Target) -> list[Workload]:
+    """A seeded sample of each suite's prompts at each temperature that is timed."""
+    found = []
+    for temperature in config.timing.temperatures:
+        for name, spec in config.suites.items():
+            tasks = suite_prompts(name, spec, config.data_root)
+            count = min(config.timing.prompts, len(tasks))
+            tasks = Random(f"timing/{name}").sample(tasks, count)
+            prompts = build_prompts(tasks, target, spec.max_new_tokens)
+            settings = DecodeSettings(
+                temperature=temperature,
+                seed=config.seeds[0],
+                max_new_tokens=spec.max_new_tokens,
+                stop_ids=target.stop_ids,
+                stop_strings=stop_strings(tasks, target, spec.stop_strings),
+            )
+            prefix = shared_prefix(tasks, prompts, target)
+            found.append(Workload(name, tuple(prompts), settings, prefix))
+    return found
+
+
+def measure(
+    target: Target,
+    arms: Arms,
+    loads: Sequence[Workload],
+    repeats: int,
+    warmup: int,
+    with_generate: bool = False,
+) -> Iterator[dict[str, Any]]:
+    """All rows: interleaved repeats first, then the instrumented pass. `warmup` below 1 counts as 1."""
+    sync = _synchroniser(target)
+    seen: set[tuple[str, float]] = set()
+    for repeat in range(repeats):
+        for load in loads:
+            yield from _interleaved(target, arms, load, repeat, max(1, warmup), with_generate, sync, seen)
+    for load in loads:
+        for method, factory in arms.items():
+            yield from _instrumented(target, method, factory, load, max(1, warmup), sync)
+
+
+def _interleaved(
+    target: Target,
+    arms: Arms,
+    load: Workload,
+    repeat: int,
+    warmup: int,
+    with_generate: bool,
+    sync: Callable[[], None],
+    seen: set[tuple[str, float]],
+) -> Iterator[dict[str, Any]]:
+    """One repeat of one workload: each prompt by every method in turn, who goes first changing from prompt to
+    prompt.
+    """
+    prompts = [*_warmups(load, warmup), *load.prompts]
+    runs = {method: _responses(target, factory, load, prompts) for method, factory in arms.items()}
+    if with_generate and load.settings.temperature == 0:
+        runs[GENERATE] = _generated(target, load, prompts)
+    names = list(runs)
+    for index, prompt in enumerate(prompts):
+        shift = (index + repeat) % len(names)
+        rows, outputs = [], {}
+        for method in names[shift:] + names[:shift]:
+            sync()
+            start = time.perf_counter()
+            response = next(runs[method])
+            sync()
+            seconds = time.perf_counter() - start
+            outputs[method] = response.output_ids
+            row = {"method": method, **load.fields, "seconds": seconds, "tokens": len(response.output_ids)}
+            if (method, load.settings.temperature) not in seen:
+                seen.add((method, load.settings.temperature))
+                yield {"kind": "first", **row}
+            if index >= warmup:
+                row |= {"repeat": repeat, "prompt_id": prompt.id, "steps": len(response.committed)}
+                rows.append({"kind": "run", **row, "committed": sum(response.committed)})
+        for row in rows:
+            plain = outputs.get("ar")
+            yield row | {"same_as_ar": None if plain is None else outputs[row["method"]] == plain}
+
+
+def _instrumented(
+    target: Target,
+    method: str,
+    factory: DrafterFactory | None,
+    load: Workload,
+    warmup: int,
+    sync: Callable[[], None],
+) -> Iterator[dict[str, Any]]:
+    """Seconds by phase for each response of one method."""
+    clock = PhaseClock(sync)
+    prompts = [*_warmups(load, warmup), *load.prompts]
+    for index, response in enumerate(_responses(target, factory, load, prompts, clock)):
+        if index >= warmup:
+            yield {
+                "kind": "phases",
+                "method": method,
+                **load.fields,
+                "prompt_id": response.prompt_id,
+                "steps": len(response.committed),
+                "committed": sum(response.committed),
+                "rounds_seconds": clock.rounds_seconds,
+                "phases": dict(clock.seconds),
+            }
+        clock.restart()
+
+
+def _warmups(load: Workload, count: int) -> list[Prompt]:
+    """Prompts of the workload's own shapes under names of their own."""
+    return [
+        replace(load.prompts[i % len(load.prompts)], id=f"warm-up/{load.suite}/{i}") for i in range(count)
+    ]
+
+
+def _responses(
+    target: Target,
+    factory: DrafterFactory | None,
+    load: Workload,
+    prompts: Sequence[Prompt],
+    clock: Clock | None = None,
+) -> Iterator[Response]:
+    """One row at a time, so that a response is finished before the next prompt is begun."""
+    return Decoder(target, factory, load.settings, rows=1, shared_prefix=load.shared_prefix, clock=clock).run(
+        prompts
+    )
+
+
+def _generated(target: Target, load: Workload, prompts: Sequence[Prompt]) -> Iterator[Response]:
+    """The same prompts by `transformers`, with its own attention and cache; stop strings are not watched."""
+    model, ours = target.model, target.model.config._attn_implementation
+    for prompt in prompts:
+        model.set_attn_implementation("sdpa")
+        try:
+            ids = torch.tensor([prompt.ids], device=target.device)
+            with torch.no_grad():
+                out = model.generate(
+                    ids,
+                    attention_mask=torch.ones_like(ids),
+                    max_new_tokens=load.settings.max_new_tokens,
+                    do_sample=False,
+                    eos_token_id=list(load.settings.stop_ids) or None,
+                    pad_token_id=load.settings.stop_ids[0] if load.settings.stop_ids else 0,
+                )
+        finally:
+            model.set_attn_implementation(ours)
+        new = out[0, ids.shape[1] :].tolist()
+        steps = [1] * (len(new) - 1)
+        yield Response(prompt.id, prompt.turn, prompt.ids, new, [0] * len(steps), steps, "budget")
+
+
+def _synchroniser(target: Target) -> Callable[[], None]:
+    if target.device.type == "cuda":
+        return lambda: torch.cuda.synchronize(target.device)
+    return lambda: None
+
+
+def run(config: Config, name: str, drafters: Path, with_generate: bool = False) -> list[dict[str, Any]]:
+    """Load a target and all its methods, and measure them. Bad input raises before anything is timed."""
+    target = Target.load(config.targets[name], name)
+    loads = workloads(config, target)
+    arms = {}
+    for method in config.methods:
+        folder = drafters / f"{method}-seed{config.seeds[0]}"
+        arms[method] = load_arm(target, method, folder if folder.is_dir() else None)
+    timing = config.timing
+    passes = len(arms) + with_generate
+    total = sum(len(load.prompts) for load in loads) * (passes * timing.repeats + len(arms))
+    machine = provenance_short(dtype=config.targets[name].dtype)
+    rows = []
+    with tqdm(total=total, desc=f"timing {name}", mininterval=2) as bar:
+        for row in measure(target, arms, loads, timing.repeats, timing.warmup, with_generate):
+            rows.append({"target": name, **row, "machine": machine})
+            bar.update(row["kind"] != "first")
+    return rows
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m harness.timing", description="Time all methods of a target."
+    )
+    parser.add_argument("--config", default="pocket", help="a profile or a YAML file")
+    parser.add_argument("--target", required=True, help="a name under targets:")
+    parser.add_argument("--drafters", type=Path, help="default: <output_dir>/drafters/<target>")
+    parser.add_argument("--out", type=Path, required=True, help="rows to write (.jsonl)")
+    parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 leaves torch's choice")
+    parser.add_argument(
+        "--with-generate", action="store_true", help="time transformers' generate beside ours (T=0)"
+    )
+    arguments = parser.parse_args(argv)
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
+    try:
+        config = load_config(arguments.config)
+        if arguments.target not in config.targets:
+            raise ValueError(f"no target {arguments.target!r}; there are {', '.join(config.targets)}")
+        drafters = arguments.drafters or project_path(config.output_dir) / "drafters" / arguments.target
+        rows = run(config, arguments.target, drafters, arguments.with_generate)
+    except ValueError as error:
+        parser.exit(2, f"{error}\n")
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    temporary = arguments.out.with_name(f".{arguments.out.name}.{os.getpid()}.tmp")
+    temporary.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    temporary.replace(arguments.out)
+    print(f"{arguments.out}: {len(rows)} rows")
+
+
+if __name__ == "__main__":
+    main()

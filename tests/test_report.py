@@ -1,0 +1,244 @@
+"""Reports: pure functions of files, compared with golden files made from tiny hand-made records."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from dataclasses import astuple, replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from harness.pocket.world import SUITES
+from harness.report import inputs as reading
+from harness.report.cells import COLUMNS, Settings, build_cells, cells_text
+from harness.report.cells import main as cells_main
+from harness.report.figures import FORMATS, draw_acceptance, draw_training, save
+from harness.report.inputs import Inputs, Key, ReportError, read_inputs, read_jsonl, read_reported, record_path
+from harness.report.table1 import main as table_main
+from harness.report.table1 import read_cells, table_csv, table_md
+
+GOLDEN = Path(__file__).parent / "golden"
+SETTINGS = Settings(resamples=200)
+#: Accepted proposals by step, for each prompt; every response commits six tokens behind the prefill's.
+STEPS = {
+    "ar": [[0] * 6] * 3,
+    "dflash": [[2, 0, 3], [3, 1], [1, 0, 0, 1]],
+    "dflow": [[3, 1], [4, 0], [2, 0, 1]],
+}
+SCORES = {"a": (1.0, "right"), "b": (None, None)}
+
+
+def record(method, suite, prompt, seed, temperature=0.0):
+    """Every other verify row behind a rejected token still names the token that is committed there."""
+    accepted = list(STEPS[method][(prompt + seed) % 3 if method == "dflow" else prompt])
+    committed = [a + 1 for a in accepted]
+    committed[-1] -= sum(committed) - 6
+    output = [10 + prompt, 1, 2, 3, 4, 5, 6]
+    score, verdict = SCORES[suite]
+    if prompt == 2 and score is not None:
+        score, verdict = 0.0, "no_answer"
+    trace, at = None if method == "ar" else {"proposals": [], "argmax": []}, 1
+    for a in accepted if trace else ():
+        true = [*output[at:], *[77] * 10]
+        trace["proposals"].append([true[k] if k < a else 99 for k in range(4)])
+        trace["argmax"].append([true[k] if k <= a or k % 2 else 98 for k in range(5)])
+        at += a + 1
+    return {"target": "tiny", "method": method, "suite": suite, "temperature": temperature, "seed": seed,
+            "prompt_id": f"{suite}/{prompt}", "turn": 0, "prompt_sha": "0", "prompt_tokens": 3,
+            "output_ids": output, "accepted": accepted, "committed": committed, "stop": "budget", "text": "",
+            "score": score, "verdict": verdict, "trace": trace, "seconds": 0.1}  # fmt: skip
+
+
+def timing_rows():
+    machine = {"device": "two cores", "threads": 2, "torch": "2.13", "git_sha": None}
+    rows = []
+    for method, seconds, (verify, draft, committed) in (
+        ("ar", 2.0, (0.6, 0.0, 60)),
+        ("dflash", 1.0, (0.4, 0.1, 120)),
+        ("dflow", 0.8, (0.4, 0.1, 180)),
+    ):
+        base = {"target": "tiny", "method": method, "temperature": 0.0, "machine": machine}
+        rows.append({"kind": "first", **base, "suite": "a", "seconds": 9.0, "tokens": 7})
+        for repeat in range(3):
+            for suite in "ab":
+                rows.append({"kind": "run", **base, "suite": suite, "repeat": repeat, "prompt_id": "p",
+                             "tokens": 7, "seconds": seconds + repeat / 10})  # fmt: skip
+        phases = {"verify": verify, "draft": draft, "accept": 0.01, "commit": 0.01, "observe": 0.0}
+        rows.append({"kind": "phases", **base, "suite": "a", "steps": 60, "committed": committed,
+                     "rounds_seconds": verify + draft + 0.05, "phases": phases})  # fmt: skip
+    return rows
+
+
+@pytest.fixture(scope="module")
+def inputs():
+    records = {}
+    for method in STEPS:
+        for suite in "ab":
+            rows = [record(method, suite, p, s) for s in (0, 1) for p in range(3)]
+            records[Key("tiny", method, 0.0, suite)] = rows
+    return Inputs(
+        targets=("tiny",),
+        methods=tuple(STEPS),
+        temperatures=(0.0,),
+        suites=("a", "b"),
+        records=records,
+        digests={key: "0123456789ab" for key in records},
+        timing=timing_rows(),
+        done={("tiny", "dflash"): [{"plateau": False}, {"plateau": True}]},
+        reported={("tiny", "dflash", 0.0, "a"): (3.5, "paper Table 1")},
+    )
+
+
+@pytest.fixture(scope="module")
+def cells(inputs):
+    return list(csv.DictReader(io.StringIO(cells_text(build_cells(inputs, SETTINGS)))))
+
+
+def cell(cells, method, suite):
+    return next(c for c in cells if (c["method"], c["suite"]) == (method, suite))
+
+
+def compare(name, text):
+    """Equal to the golden file. To accept a wanted change: write the new text there and read the difference."""
+    assert text == (GOLDEN / name).read_text(encoding="utf-8")
+
+
+def test_cells_equal_the_golden_file(inputs):
+    compare("cells.csv", cells_text(build_cells(inputs, SETTINGS)))
+
+
+def test_tables_equal_the_golden_files(cells, inputs):
+    compare("table1.csv", table_csv(cells))
+    compare("table1.md", table_md(cells, dict(inputs.reported)))
+
+
+def test_a_report_does_not_depend_on_the_order_of_lines(inputs):
+    turned = {key: rows[::-1] for key, rows in reversed(inputs.records.items())}
+    again = replace(inputs, records=turned, timing=inputs.timing[::-1])
+    assert cells_text(build_cells(again, SETTINGS)) == cells_text(build_cells(inputs, SETTINGS))
+
+
+def test_hand_counted_numbers(cells):
+    ours = cell(cells, "dflash", "a")
+    # two seeds of 6 committed tokens in 3, 2 and 4 steps; the third step of the first accepted 3 and was cut to 2
+    assert float(ours["tau"]) == pytest.approx(18 / 9, abs=1e-5)
+    assert float(ours["tau_macro"]) == pytest.approx((2 + 3 + 1.5) / 3, abs=1e-5)
+    assert float(ours["tau_unclipped"]) == pytest.approx((8 / 3 + 3 + 1.5) / 3, abs=1e-5)
+    assert float(ours["tau_with_prefill"]) == pytest.approx(21 / 9, abs=1e-5)
+    assert ours["histogram"] == "6 6 2 4"
+    assert float(ours["accuracy"]) == pytest.approx(2 / 3, abs=1e-5) and ours["no_answer"] == "2"
+    assert ours["outputs_unlike_ar"] == "0" and ours["reported"] == "3.5"
+    assert ours["flags"] == "under-trained: 1 of 2 drafters had not reached their plateau"
+    assert cell(cells, "ar", "a")["tau"] == "1" and cell(cells, "ar", "a")["relay_rounds"] == ""
+    assert cell(cells, "dflash", "b")["accuracy"] == "" and cell(cells, "dflash", "avg")["reported"] == ""
+    assert float(cell(cells, "dflow", "avg")["gain"]) == pytest.approx(9 / 7 - 1, abs=1e-5)
+    assert cell(cells, "dflash", "a")["gain"] == ""
+
+
+def test_outputs_and_verdicts_unlike_plain_decoding_are_counted(inputs):
+    key = Key("tiny", "dflash", 0.0, "a")
+    rows = [dict(r) for r in inputs.records[key]]
+    rows[0] |= {"output_ids": [0] * 7, "verdict": "wrong", "score": 0.0}
+    changed = replace(inputs, records={**inputs.records, key: rows})
+    row = next(r for r in build_cells(changed, SETTINGS) if (r["method"], r["suite"]) == ("dflash", "a"))
+    assert (row["outputs_unlike_ar"], row["verdicts_unlike_ar"]) == (1, 1)
+
+
+def test_the_wide_table_has_the_papers_columns(cells):
+    lines = table_csv(cells).splitlines()
+    assert lines[0] == "temperature,target,method,a,b,avg" and lines[1] == "0,tiny,ar,1.000,1.000,1.000"
+
+
+def test_reported_averages_stand_beside_ours_only_over_the_same_suites(inputs):
+    both = {**inputs.reported, ("tiny", "dflash", 0.0, "b"): (2.5, "paper Table 1")}
+    rows = build_cells(replace(inputs, reported=both), SETTINGS)
+    row = next(r for r in rows if (r["method"], r["suite"]) == ("dflash", "avg"))
+    assert row["reported"] == 3.0
+
+
+def test_reports_without_timing_or_matching_numbers_still_stand(inputs):
+    rows = build_cells(replace(inputs, timing=(), reported={}, done={}), SETTINGS)
+    bare = list(csv.DictReader(io.StringIO(cells_text(rows))))
+    elsewhere = {("Qwen3-1.7B", "dflash", 0.0, "avg"): (3.56, "arXiv:2609.06498 Table 1")}
+    text = table_md(bare, elsewhere)
+    assert "## Speed" not in text and "Reported elsewhere" in text and "3.56" in text
+
+
+def test_missing_records_name_the_file_and_the_stage(tmp_path):
+    from harness.config import load_config
+
+    config = load_config("smoke", {"output_dir": str(tmp_path)}, check=False)
+    with pytest.raises(ReportError, match=r"pocket_word-T0-seed0.jsonl is missing; make it with .*run_suite"):
+        read_inputs(config)
+    path = record_path(tmp_path, "pocket", "ar", "pocket_word", 0, 0)
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(record("ar", "a", 0, 0)) + "\n")
+    found = read_inputs(config, allow_missing=True)
+    assert list(found.records) == [Key("pocket", "ar", 0.0, "pocket_word")]
+    path.write_text('{"half": ')
+    with pytest.raises(ReportError, match="line 1: not JSON"):
+        read_jsonl(path)
+    with pytest.raises(ReportError, match="is missing; make it with python -m harness.report.cells"):
+        read_cells(tmp_path / "cells.csv")
+
+
+def test_every_reported_number_has_a_source_and_the_papers_averages_agree():
+    found = read_reported(reading.project_path(reading.REPORTED))
+    assert all(source.startswith("arXiv:") for _, source in found.values())
+    assert found["qwen3-1.7b", "dflow", 0.0, "gsm8k"][0] == 4.83
+    for (target, method, temperature, suite), (value, _) in found.items():
+        parts = [
+            v for (t, m, x, s), (v, _) in found.items() if (t, m, x) == (target, method, temperature) and s != "avg"
+        ]
+        if suite == "avg" and len(parts) == 6:
+            assert value == pytest.approx(sum(parts) / 6, abs=0.011)
+
+
+def test_figures_are_written_in_every_format_and_are_the_same_each_time(cells, tmp_path):
+    curves = {"tiny dflash seed 0": [{"step": str(i), "loss": str(3 - i), "accept_walk": ""} for i in range(3)]}
+    for folder in (tmp_path / "one", tmp_path / "two"):
+        save(draw_acceptance(cells), folder, "acceptance")
+        save(draw_training(curves), folder, "training")
+    for kind in FORMATS:
+        one, two = ((tmp_path / f / f"acceptance.{kind}").read_bytes() for f in ("one", "two"))
+        assert len(one) > 1000 and (kind == "svg" or one == two)
+    with pytest.raises(ReportError, match="no learning curve"):
+        draw_training({})
+
+
+def test_columns_are_documented():
+    text = (reading.project_path("results") / "README.md").read_text(encoding="utf-8")
+    plain = [c for c in COLUMNS if not c.endswith(("_low", "_high"))]
+    missing = [c for c in plain if f"`{c}`" not in text and c not in ("target", "method", "temperature", "suite")]
+    assert missing == []
+
+
+def test_the_commands_make_the_same_tables_from_the_same_files(inputs, tmp_path):
+    suite = {"source": "pocket", "prompts": 3, "max_new_tokens": 9}
+    config = {
+        "extends": "smoke",
+        "profile": "small",
+        "output_dir": str(tmp_path / "out"),
+        "temperatures": [0],
+        "seeds": [0, 1],
+        "targets": {"pocket": None, "tiny": {"source": "tiny/model"}},
+        "suites": {**dict.fromkeys(SUITES), "a": suite, "b": suite},
+    }
+    (tmp_path / "small.yaml").write_text(yaml.safe_dump(config))
+    for key, rows in inputs.records.items():
+        for seed in (0, 1):
+            path = record_path(tmp_path / "out", *astuple(key)[:2], key.suite, key.temperature, seed)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("".join(json.dumps(r) + "\n" for r in rows if r["seed"] == seed))
+    made = []
+    for name in ("one", "two"):
+        folder = tmp_path / name
+        cells_main(["--config", str(tmp_path / "small.yaml"), "--out", str(folder / "cells.csv")])
+        table_main(["--cells", str(folder / "cells.csv"), "--out", str(folder / "table1.csv")])
+        made.append({path.name: path.read_text() for path in sorted(folder.iterdir())})
+    assert made[0] == made[1] and set(made[0]) == {"cells.csv", "table1.csv", "table1.md"}
+    assert made[0]["table1.csv"].splitlines()[0] == "temperature,target,method,a,b,avg"
+    assert len(made[0]["cells.csv"].splitlines()) == 1 + 2 * 3
