@@ -204,10 +204,14 @@ def test_sampled_tokens_invert_the_very_distribution_that_is_returned():
     assert (proposal.tokens[1:, 0] >= proposal.tokens[:-1, 0]).all()
 
 
-def test_a_uniform_close_to_one_never_picks_a_token_without_probability():
-    logits = torch.tensor([[[0.0, 0.0, -1e9, -1e9]]])
-    buffer = DraftBuffer(1, 1, 4, torch.device("cpu"), sampling=Sampling(1.0, torch.tensor([[1 - 2**-24]])))
-    assert buffer.write(0, logits).item() == 1
+@pytest.mark.parametrize("uniform", [0.0, 0.5, 1 - 2**-53])
+@pytest.mark.parametrize("count", [2, 25])
+def test_no_uniform_picks_a_token_without_probability(uniform, count):
+    """Zero and one are where rounding tempts: 25 times the float32 of 1/25 is less than one."""
+    logits = torch.tensor([[[-1e9, *[0.0] * count, -1e9]]])
+    uniforms = torch.tensor([[uniform]], dtype=torch.float64)
+    buffer = DraftBuffer(1, 1, count + 2, torch.device("cpu"), sampling=Sampling(1.0, uniforms))
+    assert 1 <= buffer.write(0, logits).item() <= count
 
 
 # -- seams --------------------------------------------------------------------------------------------------------
