@@ -299,9 +299,9 @@ def local_source(target: TargetConfig) -> Path | None:
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:
-    """', did you mean ...?' for the closest valid name, or nothing."""
+    """' (did you mean ...?)' with the closest valid name, or nothing."""
     found = difflib.get_close_matches(str(name), list(valid), n=1, cutoff=0.5)
-    return f", did you mean {found[0]!r}?" if found else ""
+    return f" (did you mean {found[0]!r}?)" if found else ""
 
 
 def merge(base: Any, over: Any) -> Any:
