@@ -1,8 +1,10 @@
-"""Properties of the pocket world: its splits, its fixed widths, its grader, its tokenizer, and the target that is shipped."""
+"""Properties of the pocket world: its splits, its fixed widths, its grader, its tokenizer, and the target
+that is shipped."""
 
 import os
 import re
 from collections import Counter
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -38,9 +40,13 @@ def test_items_are_deterministic_distinct_and_numbered(suite):
 
 @pytest.mark.parametrize("suite", SUITES)
 def test_no_combination_of_values_is_in_two_splits(suite):
-    keys = {split: {d.key for _, d in zip(range(300), drafts(suite, split))} for split in SPLITS}
+    keys = {split: {d.key for d in islice(drafts(suite, split), 300)} for split in SPLITS}
     assert all(split_of(k) == split for split in SPLITS for k in keys[split])
-    assert not keys["train"] & keys["eval"] and not keys["train"] & keys["heldout"] and not keys["eval"] & keys["heldout"]
+    assert (
+        not keys["train"] & keys["eval"]
+        and not keys["train"] & keys["heldout"]
+        and not keys["eval"] & keys["heldout"]
+    )
 
 
 def test_training_batches_hold_only_training_combinations(tokenizer, monkeypatch):
@@ -61,9 +67,10 @@ def test_training_batches_hold_only_training_combinations(tokenizer, monkeypatch
 
 
 def test_the_key_of_an_item_ignores_order_and_filler_words():
-    """Two prompts that give the same persons the same values share their split, whatever the words around them."""
+    """Two prompts that give the same persons the same values share their split, whatever the words around
+    them."""
     by_key = Counter()
-    for _, d in zip(range(200), drafts("pocket_word", "eval")):
+    for d in islice(drafts("pocket_word", "eval"), 200):
         assert d.key[1] == tuple(sorted(d.key[1]))
         by_key[d.key] += 1
     assert max(by_key.values()) == 1
@@ -74,7 +81,7 @@ def test_reply_length_depends_on_the_number_of_entries_alone(suite, tokenizer):
     for n in {makers.ENTRIES[suite][0], makers.ENTRIES[suite][1]}:
         lengths = {
             tuple(len(tokenizer.encode(r)) for r in d.replies)
-            for _, d in zip(range(60), drafts(suite, "train", entries=(n, n)))
+            for d in islice(drafts(suite, "train", entries=(n, n)), 60)
         }
         assert len(lengths) == 1
 
@@ -82,7 +89,7 @@ def test_reply_length_depends_on_the_number_of_entries_alone(suite, tokenizer):
 @pytest.mark.parametrize("suite", SUITES)
 def test_prompt_distances_vary_while_replies_are_a_function_of_the_prompt(suite):
     lengths, replies = set(), {}
-    for _, d in zip(range(100), drafts(suite, "train")):
+    for d in islice(drafts(suite, "train"), 100):
         lengths.add(len(d.turns[0].split()))
         assert replies.setdefault(d.turns, d.replies) == d.replies
     assert len(lengths) > 1 or suite == "pocket_synth"
@@ -142,7 +149,13 @@ def test_extract_takes_the_last_marked_answer():
 
 
 def test_tokenizer_round_trip_single_digits_and_single_words(tokenizer):
-    for text in ["ann 307", "x=12\n\t y", "naïve 数 🙂", "  two  spaces", *(t for i in items("pocket_synth", "eval", 3) for t in i.turns)]:
+    for text in [
+        "ann 307",
+        "x=12\n\t y",
+        "naïve 数 🙂",
+        "  two  spaces",
+        *(t for i in items("pocket_synth", "eval", 3) for t in i.turns),
+    ]:
         assert tokenizer.decode(tokenizer.encode(text), clean_up_tokenization_spaces=False) == text
     for number in ("0", "07", "99", "12345"):
         assert len(tokenizer.encode(number)) == len(number)
@@ -150,7 +163,10 @@ def test_tokenizer_round_trip_single_digits_and_single_words(tokenizer):
     assert all(len(tokenizer.encode(f" {w}")) == 1 for w in NAMES + GOODS)
     ids = tokenizer.convert_tokens_to_ids(list(SPECIALS))
     assert len(set(ids)) == len(SPECIALS) and max(ids) < len(tokenizer) <= 640
-    assert tokenizer.mask_token == MASK and tokenizer.mask_token_id not in (tokenizer.eos_token_id, tokenizer.pad_token_id)
+    assert tokenizer.mask_token == MASK and tokenizer.mask_token_id not in (
+        tokenizer.eos_token_id,
+        tokenizer.pad_token_id,
+    )
 
 
 def test_training_ids_are_those_of_the_chat_template(tokenizer):
@@ -161,7 +177,9 @@ def test_training_ids_are_those_of_the_chat_template(tokenizer):
     rendered = tokenizer.apply_chat_template(messages, tokenize=True, return_dict=False)
     ids, wanted = encode(tokenizer, item.turns, item.replies)
     assert ids == list(rendered)
-    prompt = tokenizer.apply_chat_template(messages[:1], tokenize=True, add_generation_prompt=True, return_dict=False)
+    prompt = tokenizer.apply_chat_template(
+        messages[:1], tokenize=True, add_generation_prompt=True, return_dict=False
+    )
     assert ids[: len(prompt)] == list(prompt) and wanted.index(True) == len(prompt)
 
 
@@ -194,7 +212,8 @@ def test_the_shipped_target_is_small_whole_and_speaks_the_worlds_tokens(tokenize
 
 @needs_target
 def test_the_shipped_target_solves_most_of_a_small_sample(tokenizer):
-    """Teacher-forced, so one forward: a reply whose every token is the argmax is the reply greedy decoding would give."""
+    """Teacher-forced, so one forward: a reply whose every token is the argmax is the reply greedy
+    decoding would give."""
     model, _ = load_target(TARGET)
     for suite in SCORED:
         solved = 0

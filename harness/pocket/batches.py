@@ -1,12 +1,13 @@
 """Endless training batches of the pocket world, in a few fixed shapes.
 
-Knows how items become token ids and labels. Only reply tokens (and the end token after them) are labels: the values of a prompt
-are drawn at random, so nothing can be learned from predicting them.
+Knows how items become token ids and labels. Only reply tokens (and the end token after them) are labels:
+the values of a prompt are drawn at random, so nothing can be learned from predicting them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from random import Random
 
 import torch
@@ -16,12 +17,17 @@ from harness.pocket.lexicon import ASSISTANT, END, USER
 from harness.pocket.suites import ENTRIES
 from harness.pocket.world import SUITES, drafts
 
-LENGTHS = (80, 144, 176)  # tokens a row; each batch has one of these lengths, so that a compiled step sees three shapes
+LENGTHS = (
+    80,
+    144,
+    176,
+)  # tokens a row; each batch has one of these lengths, so that a compiled step sees three shapes
 TOKENS = 2112  # tokens of a batch, at most
 
 
 def encode(tokenizer, turns: tuple[str, ...], replies: tuple[str, ...]) -> tuple[list[int], list[bool]]:
-    """Ids of a whole dialogue as the chat template renders it, and which of them the target must predict."""
+    """Ids of a whole dialogue as the chat template renders it, and which of them the target must
+    predict."""
     user, assistant, end = tokenizer.convert_tokens_to_ids([USER, ASSISTANT, END])
     ids: list[int] = []
     wanted: list[bool] = []
@@ -45,7 +51,8 @@ def collate(rows: list[tuple[list[int], list[bool]]], length: int, pad: int) -> 
 
 
 def batches(tokenizer, seed: int, easy: float, weights: dict[str, float]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Endless batches. `easy`: share of items with two to five entries only; `weights`: share of each suite."""
+    """Endless batches. `easy`: share of items with two to five entries only; `weights`: share of each
+    suite."""
     rng = Random(f"batches/{seed}")
     full = {s: drafts(s, "train", seed) for s in SUITES}
     small = {s: drafts(s, "train", seed, entries=(2, min(5, ENTRIES[s][0]))) for s in SUITES}
@@ -67,5 +74,5 @@ def batches(tokenizer, seed: int, easy: float, weights: dict[str, float]) -> Ite
 
 def probe_rows(tokenizer, suite: str, count: int, split: str = "heldout") -> tuple[Tensor, Tensor]:
     """`count` items of a split as one right-padded batch (ids, labels), for teacher-forced checks."""
-    rows = [encode(tokenizer, d.turns, d.replies) for _, d in zip(range(count), drafts(suite, split, seed=0))]
+    rows = [encode(tokenizer, d.turns, d.replies) for d in islice(drafts(suite, split), count)]
     return collate(rows, max(len(r[0]) for r in rows), tokenizer.pad_token_id)

@@ -2,8 +2,9 @@
 
     python -m harness.pocket.build --out harness/pocket/target
 
-Knows the order of the steps (tokenizer, training, export, report) and the shipped recipe. Checkpoints and the log lie in the work
-folder, outside the output; the output is written at the end, into a neighbouring folder that then takes its place.
+Knows the order of the steps (tokenizer, training, export, report) and the shipped recipe. Checkpoints and
+the log lie in the work folder, outside the output; the output is written at the end, into a neighbouring
+folder that then takes its place.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ RECIPE = Recipe()
 
 
 def export(checkpoint: Path, out: Path, tokenizer) -> dict:
-    """Writes a checkpoint as a bf16 transformers folder; returns its recipe and step. Raises ValueError if it is too large."""
+    """Writes a checkpoint as a bf16 transformers folder; returns its recipe and step. Raises ValueError
+    if it is too large."""
     from transformers import GenerationConfig
 
     state = torch.load(checkpoint, weights_only=False)
@@ -52,7 +54,8 @@ def export(checkpoint: Path, out: Path, tokenizer) -> dict:
 
 
 def _template_into_config(folder: Path) -> None:
-    """Newer transformers write the chat template to a file of its own; readers of tokenizer_config.json find it there too."""
+    """Newer transformers write the chat template to a file of its own; readers of tokenizer_config.json
+    find it there too."""
     alone = folder / "chat_template.jinja"
     if alone.exists():
         config = json.loads((folder / "tokenizer_config.json").read_text())
@@ -62,7 +65,8 @@ def _template_into_config(folder: Path) -> None:
 
 
 def report(out: Path, work: Path, built: dict, count: int) -> None:
-    """Writes report.json: recipe, last line of the training log, and the figures of each scored suite on `count` eval items."""
+    """Writes report.json: recipe, last line of the training log, and the figures of each scored suite on
+    `count` eval items."""
     log = (work / "log.csv").read_text().splitlines()
     figures = score_all(out, count)
     record = {
@@ -78,13 +82,24 @@ def report(out: Path, work: Path, built: dict, count: int) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, required=True, help="folder of the finished target")
     parser.add_argument("--work", type=Path, default=Path("results/pocket_build"), help="checkpoints and log")
-    parser.add_argument("--processes", type=int, default=min(2, os.cpu_count() or 1), help="one single-threaded worker each")
-    parser.add_argument("--steps", type=int, default=RECIPE.steps, help="fewer for a trial; the shipped target used the default")
+    parser.add_argument(
+        "--processes", type=int, default=min(2, os.cpu_count() or 1), help="one single-threaded worker each"
+    )
+    parser.add_argument(
+        "--steps",
+        type=int,
+        default=RECIPE.steps,
+        help="fewer for a trial; the shipped target used the default",
+    )
     parser.add_argument("--count", type=int, default=100, help="eval items a suite for the report")
-    parser.add_argument("--export-only", action="store_true", help="write the target from the last checkpoint")
+    parser.add_argument(
+        "--export-only", action="store_true", help="write the target from the last checkpoint"
+    )
     args = parser.parse_args(argv)
     card = (args.out / "README.md").read_text() if (args.out / "README.md").exists() else None
     tokenizer = train_tokenizer()

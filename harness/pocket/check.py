@@ -26,7 +26,9 @@ def meets_limits(result: dict[str, float]) -> bool:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--target", type=Path, default=Path(__file__).parent / "target")
     parser.add_argument("--count", type=int, default=100, help="items a suite")
     parser.add_argument("--split", choices=("eval", "heldout", "train"), default="eval")
@@ -41,7 +43,9 @@ def main(argv: list[str] | None = None) -> int:
     print(f"{'suite':<18}{'accuracy':>9}{'no answer':>11}{'majority':>10}{'ablated':>9}")
     for suite, r in results.items():
         verdict = "" if meets_limits(r) else "  <- misses a limit"
-        print(f"{suite:<18}{r['accuracy']:>9.3f}{r['no_answer']:>11.3f}{r['majority']:>10.3f}{r['ablated']:>9.3f}{verdict}")
+        print(
+            f"{suite:<18}{r['accuracy']:>9.3f}{r['no_answer']:>11.3f}{r['majority']:>10.3f}{r['ablated']:>9.3f}{verdict}"
+        )
     return 0 if all(meets_limits(r) for r in results.values()) else 1
 
 

@@ -1,13 +1,16 @@
 """Grades one response against an item's reference: by comparing an answer, or by running code.
 
-Knows the two kinds of reference. Never raises on what a response contains. `no_answer` means that nothing gradable was found (no
-answer mark, or text that is no Python); `wrong` means that something was found and it fails.
+Knows the two kinds of reference. Never raises on what a response contains. `no_answer` means that nothing
+gradable was found (no answer mark, or text that is no Python); `wrong` means that something was found and
+it fails.
 
-Reference, kind "answer": `form` ("answer" or "boxed"), `answer` (two digits). Kind "code": `head` (text that stands before the
-response), `setup` (helpers that stand after it), `tests` (expressions that must be true). Kind "none": unscored.
+Reference, kind "answer": `form` ("answer" or "boxed"), `answer` (two digits). Kind "code": `head` (text
+that stands before the response), `setup` (helpers that stand after it), `tests` (expressions that must be
+true). Kind "none": unscored.
 
-Code runs in a process group of its own with limits on wall time, CPU time and memory, in an empty folder, without the
-project's packages. This stops accidents, not attacks: a model's code is untrusted, run foreign models in a container.
+Code runs in a process group of its own with limits on wall time, CPU time and memory, in an empty folder,
+without the project's packages. This stops accidents, not attacks: a model's code is untrusted, run
+foreign models in a container.
 """
 
 from __future__ import annotations
@@ -46,7 +49,8 @@ sys.__stdout__.flush()
 
 
 def extract(reference: dict, response: str) -> str | None:
-    """The gradable part of a response: the last marked number, or the whole program; None if there is none."""
+    """The gradable part of a response: the last marked number, or the whole program; None if there is
+    none."""
     if reference["kind"] == "answer":
         found = FORMS[reference["form"]].findall(response)
         return found[-1] if found else None
@@ -63,7 +67,9 @@ def extract(reference: dict, response: str) -> str | None:
 def run_code(program: str, tests: list[str], wall: float = WALL_SECONDS) -> bool:
     """True if the program runs and every test expression is true, within the limits. Never raises."""
     token = secrets.token_hex(8)
-    source = _RUNNER.format(cpu=CPU_SECONDS, memory=MEMORY_BYTES, code=program, tests=list(tests), token=token)
+    source = _RUNNER.format(
+        cpu=CPU_SECONDS, memory=MEMORY_BYTES, code=program, tests=list(tests), token=token
+    )
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         try:
             child = subprocess.Popen(
@@ -101,7 +107,8 @@ def _end_group(child: subprocess.Popen) -> None:
 def grade(reference: dict, response: str) -> Grade:
     """Grades `response` (text after the generation prompt, special tokens removed).
 
-    Raises ValueError only for a reference that cannot be graded (a fault of the caller, not of the response).
+    Raises ValueError only for a reference that cannot be graded (a fault of the caller, not of the
+    response).
     """
     found = extract(reference, response)
     if found is None:

@@ -1,7 +1,9 @@
-"""Data-parallel training of the pocket target on CPU cores: one process with one thread a core, gradients averaged over gloo.
+"""Data-parallel training of the pocket target on CPU cores: one process with one thread a core, gradients
+averaged over gloo.
 
-Knows the training loop, its checkpoints and its log; the recipe (steps, rates, curriculum) is a `Recipe`, written into every
-checkpoint. Several threads in one process would spin against each other; single-threaded processes do not.
+Knows the training loop, its checkpoints and its log; the recipe (steps, rates, curriculum) is a `Recipe`,
+written into every checkpoint. Several threads in one process would spin against each other;
+single-threaded processes do not.
 """
 
 from __future__ import annotations
@@ -61,17 +63,22 @@ def split_parameters(net: Net) -> tuple[list[Tensor], list[Tensor]]:
 
 @torch.no_grad()
 def probe(net: Net, tokenizer, count: int = 48, split: str = "heldout") -> dict[str, tuple[float, float]]:
-    """Per suite: share of reply tokens right, and share of items whose greedy reply would equal the gold reply exactly."""
+    """Per suite: share of reply tokens right, and share of items whose greedy reply would equal the gold
+    reply exactly."""
     result = {}
     for suite in SUITES:
         ids, labels = probe_rows(tokenizer, suite, count, split)
         wrong = (net.logits(net(ids)).argmax(-1) != labels) & (labels != -100)
-        result[suite] = (1 - wrong.sum().item() / (labels != -100).sum().item(), 1 - wrong.any(1).float().mean().item())
+        result[suite] = (
+            1 - wrong.sum().item() / (labels != -100).sum().item(),
+            1 - wrong.any(1).float().mean().item(),
+        )
     return result
 
 
 def _average_gradients(net: Net, count: int, world: int) -> float:
-    """Divides summed gradients by the labels of all ranks; returns their global norm. Reduces one flat buffer."""
+    """Divides summed gradients by the labels of all ranks; returns their global norm. Reduces one flat
+    buffer."""
     flat = torch.cat([p.grad.flatten() for p in net.parameters()] + [torch.tensor([float(count)])])
     if world > 1:
         dist.all_reduce(flat)
@@ -84,7 +91,8 @@ def _average_gradients(net: Net, count: int, world: int) -> float:
 
 
 class SharedMuon:
-    """Muon whose matrices are dealt out to the processes: each orthogonalises its own share, then all exchange the results."""
+    """Muon whose matrices are dealt out to the processes: each orthogonalises its own share, then all
+    exchange the results."""
 
     def __init__(self, matrices: list[Tensor], rate: float, rank: int, world: int):
         self.shares = [matrices[r::world] for r in range(world)]
@@ -135,8 +143,11 @@ def _save(path: Path, step: int, net: Net, adam, muon_states: list[dict], recipe
     os.replace(path.with_suffix(".part"), path)
 
 
-def worker(rank: int, world: int, port: int, work: str, recipe: Recipe, tokenizer, stop_at: int | None = None) -> None:
-    """One training process. Resumes from `work/checkpoint.pt` where there is one; data of a resumed run is drawn anew."""
+def worker(
+    rank: int, world: int, port: int, work: str, recipe: Recipe, tokenizer, stop_at: int | None = None
+) -> None:
+    """One training process. Resumes from `work/checkpoint.pt` where there is one; data of a resumed run
+    is drawn anew."""
     torch.set_num_threads(1)
     if world > 1:
         dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
@@ -182,7 +193,9 @@ def worker(rank: int, world: int, port: int, work: str, recipe: Recipe, tokenize
         if (step + 1) % 250 == 0 or step + 1 == end:
             states = muon.gather()
             if rank == 0:
-                _log(folder, step + 1, tokens, time.time() - began, loss_sum / label_sum, probe(net, tokenizer))
+                _log(
+                    folder, step + 1, tokens, time.time() - began, loss_sum / label_sum, probe(net, tokenizer)
+                )
                 _save(checkpoint, step + 1, net, adam, states, recipe)
             loss_sum, label_sum = 0.0, 0
     if world > 1:
@@ -204,8 +217,11 @@ def _log(folder: Path, step: int, tokens: int, seconds: float, loss: float, seen
     tqdm.write(f"step {step} {seconds:.0f} s loss {loss:.3f} | tokens/exact: {short}")
 
 
-def train(work: Path, recipe: Recipe, tokenizer, processes: int, port: int = 29571, stop_at: int | None = None) -> None:
-    """Trains to `recipe.steps` (or `stop_at`), resuming from `work`; `processes` single-threaded workers."""
+def train(
+    work: Path, recipe: Recipe, tokenizer, processes: int, port: int = 29571, stop_at: int | None = None
+) -> None:
+    """Trains to `recipe.steps` (or `stop_at`), resuming from `work`; `processes` single-threaded
+    workers."""
     work.mkdir(parents=True, exist_ok=True)
     (work / "recipe.json").write_text(json.dumps(asdict(recipe), indent=1))
     os.environ.update(OMP_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE", GOMP_SPINCOUNT="0")

@@ -1,7 +1,7 @@
 """The words of the pocket world and the special tokens of its tokenizer.
 
-Knows which words exist; not how a sentence is made of them. Every name and good is written with a space before it, so that
-it is one and the same token wherever it stands.
+Knows which words exist; not how a sentence is made of them. Every name and good is written with a space
+before it, so that it is one and the same token wherever it stands.
 """
 
 NAMES = (
@@ -12,7 +12,13 @@ GOODS = ("fig", "oat", "yam", "nut", "pea", "rye", "tea", "egg", "jam", "ham", "
 LETTERS = tuple("abcdeghijmnopqrstuvw")  # variables of the algebra suite; `f` and `k` stay free for code
 
 VERBS = ("takes", "gets", "buys")
-FILLERS = ("", "", " then", " today", " also then")  # their lengths differ, so no distance in a prompt is fixed
+FILLERS = (
+    "",
+    "",
+    " then",
+    " today",
+    " also then",
+)  # their lengths differ, so no distance in a prompt is fixed
 
 PAD, USER, ASSISTANT, END, MASK = "<|pad|>", "<|user|>", "<|assistant|>", "<|end|>", "<|mask|>"
 SPECIALS = (PAD, USER, ASSISTANT, END, MASK)

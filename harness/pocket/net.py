@@ -1,7 +1,8 @@
 """A lean trainable twin of a small Qwen3 model: same mathematics, fused projections, nothing else.
 
 Knows the forward pass used to train the pocket target fast on a CPU, and how its weights are written as a
-`Qwen3ForCausalLM`. What is shipped and measured is always the transformers model; a test holds the two together.
+`Qwen3ForCausalLM`. What is shipped and measured is always the transformers model; a test holds the two
+together.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 def rotary(length: int, shape: NetShape, device=None) -> tuple[Tensor, Tensor]:
     """cos and sin, each [length, head_dim], in Qwen's rotate-half layout."""
-    inverse = shape.rope_theta ** (-torch.arange(0, shape.head_dim, 2, device=device).float() / shape.head_dim)
+    inverse = shape.rope_theta ** (
+        -torch.arange(0, shape.head_dim, 2, device=device).float() / shape.head_dim
+    )
     angle = torch.arange(length, device=device).float()[:, None] * inverse[None]
     angle = torch.cat([angle, angle], dim=-1)
     return angle.cos(), angle.sin()
@@ -69,13 +72,15 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, hidden_future: Tensor) -> Tensor:
         s, (batch, length, _) = self.shape, x.shape
-        qkv = F.linear(rms_norm(x, self.norm1, s.eps), self.qkv.to(x.dtype)).view(batch, length, -1, s.head_dim)
+        qkv = F.linear(rms_norm(x, self.norm1, s.eps), self.qkv.to(x.dtype)).view(
+            batch, length, -1, s.head_dim
+        )
         q, k, v = qkv.transpose(1, 2).split([s.heads, s.kv_heads, s.kv_heads], dim=1)
         q = rotate(rms_norm(q, self.q_norm, s.eps), cos, sin)
         k = rotate(rms_norm(k, self.k_norm, s.eps), cos, sin)
         group = s.heads // s.kv_heads
         k, v = (t.repeat_interleave(group, dim=1) for t in (k, v))
-        # plain matrix products: on a CPU, at these lengths, faster than the fused kernel, whose backward is slow in bfloat16
+        # plain products: on a CPU, at these lengths, faster than the fused kernel (slow bfloat16 backward)
         scores = torch.matmul(q * s.head_dim**-0.5, k.transpose(-1, -2)) + hidden_future
         mixed = torch.matmul(torch.softmax(scores, dim=-1), v)
         x = x + F.linear(mixed.transpose(1, 2).reshape(batch, length, -1), self.out.to(x.dtype))
@@ -84,7 +89,8 @@ class Layer(nn.Module):
 
 
 class Net(nn.Module):
-    """Token ids [B, T] -> hidden states [B, T, hidden] after the final norm; `logits` applies the tied head."""
+    """Token ids [B, T] -> hidden states [B, T, hidden] after the final norm; `logits` applies the tied
+    head."""
 
     def __init__(self, shape: NetShape):
         super().__init__()
@@ -108,9 +114,12 @@ class Net(nn.Module):
         return F.linear(hidden, self.embed.to(hidden.dtype))
 
     def loss(self, ids: Tensor, labels: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Sum of cross-entropies over `labels` [B, T] that are not -100; label t is the token that follows ids[:, t]."""
+        """Sum of cross-entropies over `labels` [B, T] that are not -100; label t is the token that
+        follows ids[:, t]."""
         hidden = self(ids, dtype).flatten(0, 1)
-        return F.cross_entropy(self.logits(hidden).float(), labels.flatten(), ignore_index=-100, reduction="sum")
+        return F.cross_entropy(
+            self.logits(hidden).float(), labels.flatten(), ignore_index=-100, reduction="sum"
+        )
 
 
 def to_transformers(net: Net, token_ids: dict[str, int]):
@@ -136,7 +145,11 @@ def to_transformers(net: Net, token_ids: dict[str, int]):
         bos_token_id=None,
     )
     model = Qwen3ForCausalLM(config)
-    state = {"model.embed_tokens.weight": net.embed, "model.norm.weight": net.norm, "lm_head.weight": net.embed}
+    state = {
+        "model.embed_tokens.weight": net.embed,
+        "model.norm.weight": net.norm,
+        "lm_head.weight": net.embed,
+    }
     q, kv = s.heads * s.head_dim, s.kv_heads * s.head_dim
     for index, layer in enumerate(net.layers):
         at = f"model.layers.{index}."

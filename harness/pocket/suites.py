@@ -1,30 +1,32 @@
 """How one item of each suite is drawn: values first, then the words around them.
 
-Knows the five templates. Does not know splits, tokenizers or graders. Each maker takes a random generator and the number of
-entries, and returns a `Draft`. A reply is a function of its prompt: nothing in a reply is drawn that the prompt does not fix.
-Numbers have fixed widths, so a wrong digit never moves what follows it.
+Knows the five templates. Does not know splits, tokenizers or graders. Each maker takes a random generator
+and the number of entries, and returns a `Draft`. A reply is a function of its prompt: nothing in a reply
+is drawn that the prompt does not fix. Numbers have fixed widths, so a wrong digit never moves what
+follows it.
 
 | suite | what a reply must work out | how its values depend on each other |
 |---|---|---|
 | pocket_word | per person: amount, price of the person's good (two look-ups), their product | not at all |
 | pocket_algebra | pointer chain of multiply-and-add steps on last digits | each on the one before |
 | pocket_complete | per person: two-digit weight of the person's good (two look-ups) | not at all |
-| pocket_synth | persons sorted by first term; the step between two terms (subtraction) | order by value, steps not at all |
+| pocket_synth | persons by first term; the step between two terms | order by value, steps not at all |
 | pocket_chat | read a list back; then, turn two, backwards and with goods | names on the name before |
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
-from typing import Callable
 
 from harness.pocket.lexicon import FILLERS, GOODS, LETTERS, NAMES, VERBS
 
 
 @dataclass(frozen=True)
 class Draft:
-    """One item before it has an id. `key` is the canonical tuple of its values: order of mention and filler words are not in it."""
+    """One item before it has an id. `key` is the canonical tuple of its values: order of mention and
+    filler words are not in it."""
 
     turns: tuple[str, ...]
     replies: tuple[str, ...]
@@ -37,12 +39,15 @@ def _filler(rng: Random) -> str:
 
 
 def word(rng: Random, n: int) -> Draft:
-    """Bills: amount times price, one per person in the order of mention; the answer is the bill of one person."""
+    """Bills: amount times price, one per person in the order of mention; the answer is the bill of one
+    person."""
     names, goods = rng.sample(NAMES, n), rng.sample(GOODS, min(6, 2 + n // 2))
     price = {g: rng.randint(2, 9) for g in goods}
     buys = {p: (rng.randint(2, 9), rng.choice(goods)) for p in names}
     table = ",".join(f" {g}{price[g]}" for g in goods)
-    facts = ".".join(f"{_filler(rng)} {p} {rng.choice(VERBS)}{_filler(rng)} {q} {g}" for p, (q, g) in buys.items())
+    facts = ".".join(
+        f"{_filler(rng)} {p} {rng.choice(VERBS)}{_filler(rng)} {q} {g}" for p, (q, g) in buys.items()
+    )
     facts = facts.replace("  ", " ")
     who = rng.choice(names)
     bills = {p: q * price[g] for p, (q, g) in buys.items()}
@@ -56,7 +61,8 @@ def word(rng: Random, n: int) -> Draft:
 
 
 def algebra(rng: Random, n: int) -> Draft:
-    """A chain of n steps x -> x * m + c, each on the last digit of the one before; two rules of the prompt lead nowhere."""
+    """A chain of n steps x -> x * m + c, each on the last digit of the one before; two rules of the
+    prompt lead nowhere."""
     letters = rng.sample(LETTERS, n + 1 + 4)
     chain, stray = letters[: n + 1], letters[n + 1 :]
     links = [(chain[i], rng.randint(2, 9), rng.randint(1, 9), chain[i + 1]) for i in range(n)]
@@ -79,7 +85,8 @@ def algebra(rng: Random, n: int) -> Draft:
 
 
 def complete(rng: Random, n: int) -> Draft:
-    """A function body: the weight of each person's good, looked up through the owner; the docstring holds both tables."""
+    """A function body: the weight of each person's good, looked up through the owner; the docstring holds
+    both tables."""
     names, goods = rng.sample(NAMES, n), rng.sample(GOODS, min(7, 2 + n // 2))
     weight = {g: rng.randint(11, 99) for g in goods}
     has = {p: rng.choice(goods) for p in names}
@@ -101,7 +108,8 @@ def complete(rng: Random, n: int) -> Draft:
 
 
 def synth(rng: Random, n: int) -> Draft:
-    """A function from tests: persons in the order of their first terms, with the step (last digit) between first and second."""
+    """A function from tests: persons in the order of their first terms, with the step (last digit)
+    between first and second."""
     names = rng.sample(NAMES, n)
     first = dict(zip(names, rng.sample(range(n), n), strict=True))
     step = {p: rng.randint(1, 9) for p in names}
@@ -122,7 +130,8 @@ def synth(rng: Random, n: int) -> Draft:
 
 
 def chat(rng: Random, n: int) -> Draft:
-    """Two turns: the numbers of a list read back, then goods and numbers from the last entry to the first."""
+    """Two turns: the numbers of a list read back, then goods and numbers from the last entry to the
+    first."""
     names = rng.sample(NAMES, n)
     rows = [(p, rng.choice(GOODS), rng.randint(0, 99)) for p in names]
     facts = ",".join(f"{_filler(rng)} {p}{_filler(rng)} {g}{v:02d}" for p, g, v in rows)
