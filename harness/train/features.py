@@ -89,4 +89,4 @@ def _groups(lengths: Sequence[int]) -> list[list[int]]:
         if groups[-1] and (len(groups[-1]) + 1) * lengths[index] > TOKENS_A_FORWARD:
             groups.append([])
         groups[-1].append(index)
-    return groups
+    return [group for group in groups if group]

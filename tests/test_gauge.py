@@ -1,0 +1,100 @@
+"""Gauges on hand-made traces: every count can be checked by eye."""
+
+import json
+import math
+
+import pytest
+
+from harness.gauge import gauge, knowledge, main, rates, tally
+
+
+def record(**changes):
+    """K = 3.  Output 10..17; round 1 at index 0, round 2 at index 2.
+
+    Round 1 proposes 11, 99, 98: one accepted, so the next anchor is 12 (index 2).  Its rows 2 and 3 are stale: their
+    argmax 13 (right, committed at index 3) and 77 (wrong, 14 is committed).
+    Round 2 proposes 55 (wrong; the stale row knew), 14 (right), 15 (right): none accepted.
+    """
+    base = {
+        "prompt_id": "p", "suite": "s", "target": "t", "method": "dflash", "temperature": 0.0,
+        "output_ids": [10, 11, 12, 13, 14, 15, 16, 17], "accepted": [1, 0], "committed": [2, 1],
+        "trace": {
+            "proposals": [[11, 99, 98], [55, 14, 15]],
+            "argmax": [[11, 12, 13, 77], [13, 70, 71, 72]],
+        },
+    }
+    return base | changes
+
+
+def test_counts_of_a_hand_made_record():
+    counts = tally(record())
+    assert counts["rounds"] == 2 and counts["committed"] == 3 and counts.get("full", 0) == 0
+    assert counts["relays"] == 1 and counts["live"] == 2  # only round 2 begins with states: masks 1 and 2
+    assert counts["relayed"] == 2 and counts["stale_right"] == 1
+    assert counts["rescued"] == 1 and counts["draft_wrong"] == 1
+
+
+def test_oracle_takes_the_leading_run_of_either():
+    # Round 1: plain run 1, no state, 2 tokens.  Round 2: stale, draft, draft are right: run 3, 4 tokens.
+    assert tally(record())["oracle_committed"] == 2 + 4
+    result = knowledge([record()])
+    assert result["tau"] == 1.5 and result["oracle_tau"] == 3.0 and result["oracle_gain"] == 1.0
+    assert result["rescue"] == 0.5 and result["rescue_given_wrong"] == 1.0 and result["stale_right"] == 0.5
+
+
+def test_without_stale_states_the_oracle_equals_the_drafter():
+    trace = {"proposals": [[11, 12, 13], [15, 16, 9]], "argmax": [[11, 12, 13, 14], [15, 16, 17, 1]]}
+    result = knowledge([record(accepted=[3, 2], committed=[4, 3], trace=trace)])
+    assert result["tau"] == result["oracle_tau"] == 3.5
+    assert result["relay_rounds"] == 0 and result["full_acceptance"] == 0.5 and math.isnan(result["rescue"])
+
+
+def test_masks_past_the_end_of_the_output_are_not_counted():
+    full, short = tally(record()), tally(record(output_ids=[10, 11, 12, 13]))
+    assert full["relayed"] == 2 and short["relayed"] == 1
+    assert short["oracle_committed"] == 2 + 1  # one token is left, so one is all an oracle can commit
+
+
+def test_oracle_never_commits_less_than_the_drafter():
+    wrong = {"proposals": [[11, 99, 98], [13, 14, 15]], "argmax": [[11, 12, 1, 2], [13, 14, 15, 16]]}
+    result = knowledge([record(accepted=[1, 3], committed=[2, 4], trace=wrong)])
+    assert result["oracle_tau"] == result["tau"] == 3.0 and result["stale_right"] == 0
+
+
+def test_only_masks_one_to_four_are_near():
+    output = list(range(10, 30))
+    trace = {
+        "proposals": [[0] * 6, [0] * 6],
+        "argmax": [[11, 12, 13, 14, 15, 16, 17], [12, 0, 0, 0, 0, 0, 0]],
+    }
+    result = tally(record(output_ids=output, accepted=[0, 0], committed=[1, 1], trace=trace))
+    assert result["relayed"] == 6 and result["relayed_near"] == 4
+    assert result["rescued"] == 6 and result["rescued_near"] == 4
+
+
+def test_knowledge_adds_counts_and_never_averages_averages():
+    other = record(accepted=[0], committed=[1], trace={"proposals": [[0, 0, 0]], "argmax": [[11, 0, 0, 0]]})
+    both = knowledge([record(), other])
+    assert both["tau"] == pytest.approx((3 + 1) / 3)
+    assert both == rates(tally(record()) + tally(other)) | {"oracle_gain": both["oracle_gain"]}
+
+
+def test_gauge_gives_each_suite_and_an_overall_row():
+    rows = gauge([record(), record(suite="u")])
+    assert [row["suite"] for row in rows] == ["s", "u", "overall"]
+    assert rows[-1]["rounds"] == 4
+
+
+def test_a_record_without_a_trace_is_refused_by_name():
+    with pytest.raises(ValueError, match="'p'.*decode.trace"):
+        tally(record(trace=None))
+    with pytest.raises(ValueError, match="2 steps but 1 traced"):
+        tally(record(trace={"proposals": [[1, 2, 3]], "argmax": [[1, 2, 3, 4]]}))
+
+
+def test_command_line_skips_the_baseline_and_reads_folders(tmp_path, capsys):
+    lines = [record(), record(method="ar", trace={"proposals": [[], []], "argmax": [[11], [12]]})]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    rows = main([str(tmp_path), "--format", "json"])
+    assert [row["method"] for row in rows] == ["dflash", "dflash"]
+    assert json.loads(capsys.readouterr().out)[0]["tau"] == 1.5
