@@ -41,11 +41,9 @@ from harness.config import Config, load_config, project_path
 from harness.data import build_prompts, shared_prefix, stop_strings, suite_prompts
 from harness.decode import Clock, Decoder, DecodeSettings, Prompt, Response
 from harness.provenance import provenance_short
+from harness.report.inputs import GENERATE
 from harness.target import Target
 
-#: Not a method of ours: the `generate` of transformers, timed on request to show that our baseline is a fair
-#: one.
-GENERATE = "generate"
 Arms = Mapping[str, DrafterFactory | None]
 
 
@@ -201,9 +199,7 @@ def _instrumented(
 
 def _warmups(load: Workload, count: int) -> list[Prompt]:
     """Prompts of the workload's own shapes under names of their own."""
-    return [
-        replace(load.prompts[i % len(load.prompts)], id=f"warm-up/{load.suite}/{i}") for i in range(count)
-    ]
+    return [replace(load.prompts[i % len(load.prompts)], id=f"warm-up/{load.suite}/{i}") for i in range(count)]
 
 
 def _responses(
@@ -214,9 +210,7 @@ def _responses(
     clock: Clock | None = None,
 ) -> Iterator[Response]:
     """One row at a time, so that a response is finished before the next prompt is begun."""
-    return Decoder(target, factory, load.settings, rows=1, shared_prefix=load.shared_prefix, clock=clock).run(
-        prompts
-    )
+    return Decoder(target, factory, load.settings, rows=1, shared_prefix=load.shared_prefix, clock=clock).run(prompts)
 
 
 def _generated(target: Target, load: Workload, prompts: Sequence[Prompt]) -> Iterator[Response]:
@@ -269,17 +263,13 @@ def run(config: Config, name: str, drafters: Path, with_generate: bool = False) 
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m harness.timing", description="Time all methods of a target."
-    )
+    parser = argparse.ArgumentParser(prog="python -m harness.timing", description="Time all methods of a target.")
     parser.add_argument("--config", default="pocket", help="a profile or a YAML file")
     parser.add_argument("--target", required=True, help="a name under targets:")
     parser.add_argument("--drafters", type=Path, help="default: <output_dir>/drafters/<target>")
     parser.add_argument("--out", type=Path, required=True, help="rows to write (.jsonl)")
     parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 leaves torch's choice")
-    parser.add_argument(
-        "--with-generate", action="store_true", help="time transformers' generate beside ours (T=0)"
-    )
+    parser.add_argument("--with-generate", action="store_true", help="time transformers' generate beside ours (T=0)")
     arguments = parser.parse_args(argv)
     if arguments.threads:
         torch.set_num_threads(arguments.threads)

@@ -61,6 +61,11 @@ def timing_rows():
         ("dflow", 0.8, (0.4, 0.1, 180)),
     ):
         base = {"target": "tiny", "method": method, "temperature": 0.0, "machine": machine}
+        if method == "ar":
+            rows += [
+                {"kind": "run", **base, "method": "generate", "suite": "a", "repeat": r, "tokens": 7, "seconds": 2.5}
+                for r in range(3)
+            ]
         rows.append({"kind": "first", **base, "suite": "a", "seconds": 9.0, "tokens": 7})
         for repeat in range(3):
             for suite in "ab":

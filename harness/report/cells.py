@@ -43,6 +43,7 @@ COLUMNS = (
     *("reported", "reported_source"),
     *("accuracy", "accuracy_low", "accuracy_high", "no_answer", "verdicts_unlike_ar", "outputs_unlike_ar"),
     *("tokens_per_s", "speedup", "speedup_low", "speedup_high", "timed_repeats", "speedup_predicted"),
+    "speedup_over_generate",
     *("t_ar_ms", "t_verify_ms", "t_draft_ms", "host_ms", "first_response_s"),
     *KNOWN,
     *("histogram", "flags", "provenance"),
@@ -252,7 +253,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = parser.parse_args(argv)
     config = load_config(arguments.config, check=False)
     settings = Settings(config.report.bootstrap, config.report.confidence)
-    rows = build_cells(read_inputs(config, arguments.allow_missing), settings)
+    try:
+        rows = build_cells(read_inputs(config, arguments.allow_missing), settings)
+    except ValueError as error:
+        parser.exit(2, f"{error}\n")
     out = arguments.out or project_path(config.output_dir) / "cells.csv"
     write_text(out, cells_text(rows))
     print(f"{out}: {len(rows)} rows")

@@ -22,6 +22,8 @@ REPORTED = Path("results") / "reported"
 AVERAGE = "avg"
 #: The method without a drafter: what speed-ups are over. And the method that gains are over.
 PLAIN, BASELINE = "ar", "dflash"
+#: The arm of timing rows that is no method: transformers' own `generate`.
+GENERATE = "generate"
 
 
 class ReportError(ValueError):

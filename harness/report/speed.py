@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from harness.report.inputs import PLAIN
+from harness.report.inputs import GENERATE, PLAIN
 
 #: Phases of a round that a drafter pays for, and those that only the host works in.
 DRAFT_PHASES, HOST_PHASES = ("draft", "observe"), ("accept", "commit")
@@ -29,7 +29,8 @@ def speed_columns(
         if row["target"] == target and row["temperature"] == temperature and suite in (None, row.get("suite"))
     ]
     speeds, plain = _speeds(mine, method), _speeds(mine, PLAIN)
-    ratios = [speeds[repeat] / plain[repeat] for repeat in sorted(set(speeds) & set(plain))]
+    ratios = _ratios(speeds, plain)
+    over_generate = _ratios(speeds, _speeds(mine, GENERATE))
     parts, plain_parts = round_parts(mine, method), round_parts(mine, PLAIN)
     columns: dict[str, float | None] = {
         "tokens_per_s": median(speeds.values()) if speeds else None,
@@ -42,6 +43,7 @@ def speed_columns(
         "host_ms": parts.get("host"),
         "t_ar_ms": plain_parts.get("verify"),
         "speedup_predicted": None,
+        "speedup_over_generate": median(over_generate) if over_generate else None,
         "first_response_s": _first_response(rows, target, method, temperature),
     }
     if method != PLAIN and parts and plain_parts:
@@ -81,6 +83,11 @@ def _speeds(rows: Iterable[Mapping[str, Any]], method: str) -> dict[int, float]:
             total[0] += row["tokens"]
             total[1] += row["seconds"]
     return {repeat: tokens / seconds for repeat, (tokens, seconds) in totals.items()}
+
+
+def _ratios(speeds: Mapping[int, float], base: Mapping[int, float]) -> list[float]:
+    """Speed-ups of the repeats that both have."""
+    return [speeds[repeat] / base[repeat] for repeat in sorted(set(speeds) & set(base))]
 
 
 def _first_response(rows: Iterable[Mapping[str, Any]], target: str, method: str, temperature: float) -> float | None:

@@ -170,7 +170,18 @@ def _speed(cells: Sequence[Cell]) -> str:
     )
     machines = sorted({cell["provenance"].partition("timed on ")[2] for cell in cells} - {""})
     where = "\n".join(f"Timed on {machine}." for machine in machines)
-    return f"## Speed\n\n{text}\n\n{_table(head, lines)}\n\n{where}".rstrip()
+    return f"## Speed\n\n{text}\n\n{_table(head, lines)}\n\n{_over_generate(cells)}{where}".rstrip()
+
+
+def _over_generate(cells: Sequence[Cell]) -> str:
+    """How our baseline compares with `generate` of transformers, where that was timed."""
+    found = [cell for cell in cells if cell["suite"] == AVERAGE and cell["method"] == PLAIN]
+    return "".join(
+        f"`{PLAIN}` on {cell['target']}, T = {float(cell['temperature']):g}: "
+        f"{_number(cell['speedup_over_generate'], 2)} times the tokens/s of transformers' `generate`.\n\n"
+        for cell in found
+        if cell["speedup_over_generate"]
+    )
 
 
 def _known(cells: Sequence[Cell]) -> str:
