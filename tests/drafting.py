@@ -16,10 +16,12 @@ from methods.runner import BlockDraftRunner
 VOCAB, HIDDEN, MASK = 37, 24, 36
 
 
-def fake_binding(dtype: torch.dtype = torch.float64, vocab: int = VOCAB, hidden: int = HIDDEN) -> TargetBinding:
+def fake_binding(
+    dtype: torch.dtype = torch.float64, vocab: int = VOCAB, hidden: int = HIDDEN, device: str = "cpu"
+) -> TargetBinding:
     generator = torch.Generator().manual_seed(11)
-    table = torch.randn(vocab, hidden, generator=generator, dtype=torch.float64).to(dtype)
-    weight = torch.randn(vocab, hidden, generator=generator, dtype=torch.float64).to(dtype)
+    table = torch.randn(vocab, hidden, generator=generator, dtype=torch.float64).to(device, dtype)
+    weight = torch.randn(vocab, hidden, generator=generator, dtype=torch.float64).to(device, dtype)
 
     def head(x: Tensor, ids: Tensor | None = None) -> Tensor:
         return nn.functional.linear(x, weight if ids is None else weight[ids])

@@ -5,7 +5,7 @@ import torch
 
 from methods.contract import BlockLayout
 from methods.visibility import block_mask_mod, cache_mask, materialise
-from tests.drafting import config, drafter, sequence
+from tests.drafting import config, drafter, fake_binding, sequence
 
 LAYOUT = BlockLayout(4, "same", 3)
 
@@ -36,6 +36,7 @@ def test_a_decoding_row_sees_what_a_training_block_sees():
         assert decoded[n].tolist() == trained[4 * n, :anchor].tolist() + block.tolist() + [False] * (5 - anchor)
 
 
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize("heads", [(4, 2), (4, 4), (4, 1)])
 def test_flex_and_sdpa_give_the_same_block(heads):
     built = drafter(config(num_attention_heads=heads[0], num_key_value_heads=heads[1]), torch.float32)
@@ -47,3 +48,20 @@ def test_flex_and_sdpa_give_the_same_block(heads):
         for built.attention in ("sdpa", "flex"):
             outputs.append(built.forward_blocks(context, anchors, tokens[anchors], keep))
     torch.testing.assert_close(outputs[0], outputs[1], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.gpu
+def test_compiled_flex_and_its_gradients_equal_sdpa_on_a_gpu():
+    built = drafter(config(head_dim=16), torch.float32).to("cuda")
+    built.bind(fake_binding(torch.float32, device="cuda"))
+    taps, tokens = (value.to("cuda") for value in sequence(300, dtype=torch.float32))
+    anchors = torch.tensor([[1, 150, 0], [299, 5, 260]], device="cuda")
+    keep = torch.tensor([[True, True, False], [True, True, True]], device="cuda")
+    results = []
+    for built.attention in ("sdpa", "flex"):
+        built.zero_grad()
+        hidden = built.forward_blocks(built.context(torch.stack((taps, taps.flip(0)))), anchors, tokens[anchors], keep)
+        hidden[keep].square().sum().backward()
+        results.append([hidden.detach(), *(p.grad.clone() for p in built.parameters())])
+    for plain, fused in zip(*results, strict=True):
+        torch.testing.assert_close(fused, plain, rtol=2e-3, atol=2e-3 * plain.abs().max().item())
