@@ -160,9 +160,7 @@ def read_lines(paths: Iterable[Path]) -> list[dict[str, Any]]:
     """Records of JSON-line files; folders are searched for ``*.jsonl``.  An empty choice is an error."""
     files = [file for path in paths for file in (sorted(path.rglob("*.jsonl")) if path.is_dir() else [path])]
     if not files:
-        raise FileNotFoundError(
-            f"no record files in {[str(path) for path in paths]}; give .jsonl files or folders"
-        )
+        raise FileNotFoundError(f"no record files in {[str(path) for path in paths]}; give .jsonl files or folders")
     records = []
     for file in files:
         with file.open(encoding="utf-8") as lines:
@@ -172,20 +170,16 @@ def read_lines(paths: Iterable[Path]) -> list[dict[str, Any]]:
 
 def main(argv: list[str] | None = None) -> list[dict[str, Any]]:
     parser = argparse.ArgumentParser(
-        prog="harness.gauge", description="Gauges of traced records, per suite and overall."
+        prog="python -m harness.gauge", description="Gauges of traced records, per suite and overall."
     )
     parser.add_argument("records", nargs="+", type=Path, help="record files (.jsonl) or folders of them")
     parser.add_argument("--format", choices=("table", "csv", "json"), default="table")
     parser.add_argument("--methods", nargs="*", help="only these methods (default: every method with traces)")
     arguments = parser.parse_args(argv)
     records = read_lines(arguments.records)
-    chosen = [
-        r for r in records if drafted(r) and (not arguments.methods or r.get("method") in arguments.methods)
-    ]
+    chosen = [r for r in records if drafted(r) and (not arguments.methods or r.get("method") in arguments.methods)]
     if not chosen:
-        raise SystemExit(
-            f"none of the {len(records)} records has traced proposals; decode with decode.trace: true"
-        )
+        raise SystemExit(f"none of the {len(records)} records has traced proposals; decode with decode.trace: true")
     rows = gauge(chosen)
     if arguments.format == "json":
         json.dump(rows, sys.stdout, indent=1)

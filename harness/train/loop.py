@@ -199,8 +199,8 @@ class Trainer:
         train = self.tally.cpu()
         if not math.isfinite(train.loss):
             raise FloatingPointError(
-                f"the loss became {train.loss} between steps {self.curve.step} and "
-                f"{self.step}; the saved state is untouched. Lower train.learning_rate ({self.settings.learning_rate:g})"
+                f"the loss became {train.loss} between steps {self.curve.step} and {self.step}; the saved state is "
+                f"untouched. Lower train.learning_rate ({self.settings.learning_rate:g})"
             )
         walks, heldout = self._walk(), self.heldout()
         walked, self._walks = accept_walk(walks), walks

@@ -1,0 +1,135 @@
+"""The whole stage: from trajectories to done.json, and what it refuses."""
+
+import json
+
+import pytest
+from tiny import tiny_target
+from training import config
+
+from harness.config import ConfigError, DrafterSettings
+from harness.data import Task
+from harness.gauge import main as gauge_main
+from harness.target import Target, TargetError
+from harness.train import __main__ as stage
+from harness.train.build import draft_vocab, mask_token, refuse_mask_in_text
+from harness.train.corpus import Trajectory
+from harness.train.trajectories import facts_of, generate, publish
+from harness.train.trajectories import main as trajectories_main
+from harness.train.walk import WalkMismatch
+from methods.checkpoint import load_drafter
+
+
+@pytest.fixture(scope="module")
+def target():
+    return tiny_target()
+
+
+@pytest.fixture(scope="module")
+def made(target, tmp_path_factory):
+    """Published trajectories of the tiny target."""
+    folder = tmp_path_factory.mktemp("made")
+    cfg = config(folder)
+    tasks = [Task(f"t{i}", "s", (f"say {i * 7}",)) for i in range(12)]
+    lines = generate(target, tasks, cfg.trajectories, folder / "part.jsonl")
+    publish(folder / "out", lines, facts_of(target, cfg, "tiny", tasks))
+    return folder / "out"
+
+
+@pytest.fixture
+def loaded(target, monkeypatch):
+    monkeypatch.setattr(Target, "load", classmethod(lambda cls, *args, **kwargs: target))
+
+
+def test_a_run_ends_with_a_checked_checkpoint_and_done_last(target, made, loaded, tmp_path, monkeypatch):
+    written = []
+    genuine = stage.write_json
+
+    def watched(path, value):
+        written.append({p.name for p in path.parent.iterdir()})
+        genuine(path, value)
+
+    monkeypatch.setattr(stage, "write_json", watched)
+    out = tmp_path / "drafter"
+    facts = stage.run(config(tmp_path), "tiny", "dflash", 0, made, out)
+    assert written == [{"model.safetensors", "config.json", "learning_curve.csv"}]
+    assert json.loads((out / "done.json").read_text()) == facts
+    assert facts["steps"] == facts["planned_steps"] == 12 and facts["stopped_by"] == "steps"
+    assert facts["check"]["exact"] and facts["check"]["near_ties"] == []
+    assert facts["check"]["accept_decoded"] == facts["accept_walk"] == facts["last"]["accept_walk"]
+    expected = {"target_fingerprint": target.fingerprint, "template_hash": target.template_hash}
+    load_drafter(out, target.binding, expected)
+
+
+def test_a_second_call_exports_the_same_bits_without_training(made, loaded, tmp_path, monkeypatch):
+    cfg = config(tmp_path)
+    stage.run(cfg, "tiny", "dflash", 0, made, tmp_path / "a")
+    monkeypatch.setattr("harness.train.loop.Trainer._timed_step", lambda self: pytest.fail("trained again"))
+    stage.run(cfg, "tiny", "dflash", 0, made, tmp_path / "b")
+    for name in ("model.safetensors", "config.json", "learning_curve.csv", "done.json"):
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes(), name
+
+
+def test_a_checkpoint_that_decodes_otherwise_than_it_walked_fails_the_run(made, loaded, tmp_path, monkeypatch):
+    cfg, out = config(tmp_path, steps=80, anchors=8, eval_every=80), tmp_path / "d"
+    assert stage.run(cfg, "tiny", "dflash", 0, made, out)["accept_walk"] > 1.1  # at 1.00 nothing could differ
+    genuine = stage.load_drafter
+
+    def damaged(*args, **kwargs):
+        drafter = genuine(*args, **kwargs)
+        for parameter in drafter.parameters():
+            parameter.data.neg_()
+        return drafter
+
+    monkeypatch.setattr(stage, "load_drafter", damaged)
+    with pytest.raises(WalkMismatch):
+        stage.run(cfg, "tiny", "dflash", 0, made, out)
+    assert not (out / "done.json").exists()  # the old one does not vouch for the new run
+
+
+def test_trajectories_of_another_target_are_refused(made, tmp_path, monkeypatch):
+    other = tiny_target(seed=5)
+    monkeypatch.setattr(Target, "load", classmethod(lambda cls, *args, **kwargs: other))
+    with pytest.raises(ValueError, match=f"fingerprint.*{other.fingerprint}"):
+        stage.run(config(tmp_path), "tiny", "dflash", 0, made, tmp_path / "d")
+
+
+def test_what_cannot_be_trained_is_refused_by_name(made, loaded, tmp_path):
+    cfg = config(tmp_path)
+    with pytest.raises(ConfigError, match="'ar' has no drafter"):
+        stage.run(cfg, "tiny", "ar", 0, made, tmp_path)
+    with pytest.raises(ConfigError, match="no target 'huge'"):
+        stage.run(cfg, "huge", "dflash", 0, made, tmp_path)
+    with pytest.raises(ValueError, match="unknown method 'dflsh'"):
+        stage.run(cfg, "tiny", "dflsh", 0, made, tmp_path)
+    with pytest.raises(FileNotFoundError, match="manifest.json"):
+        stage.run(cfg, "tiny", "dflash", 0, tmp_path / "nowhere", tmp_path)
+
+
+def test_the_mask_token_is_one_the_target_never_reads_or_writes(target):
+    chosen = mask_token(target, DrafterSettings())
+    assert target.tokenizer.convert_ids_to_tokens(chosen) == "<|mask|>"
+    assert mask_token(target, DrafterSettings(mask_token_id=200)) == 200
+    for bad in (target.vocab_size, target.tokenizer.eos_token_id, target.tokenizer.pad_token_id):
+        with pytest.raises(TargetError, match=str(bad)):
+            mask_token(target, DrafterSettings(mask_token_id=bad))
+    with pytest.raises(TargetError, match="prompt 'p'"):
+        refuse_mask_in_text(chosen, [Trajectory("p", (1, chosen), (2, 3), 0.0)])
+
+
+def test_the_draft_vocabulary_is_the_frequent_tokens_and_the_stops(target):
+    lines = [Trajectory("p", (9,) * 50, (5, 5, 5, 7, 7, 8), 0.0)]
+    assert draft_vocab(target, lines, 2 + len(target.stop_ids)).tolist() == sorted({5, 7, *target.stop_ids})
+    assert draft_vocab(target, lines, None) is None and draft_vocab(target, lines, 10_000) is None
+
+
+@pytest.mark.parametrize("main", [stage.main, trajectories_main, gauge_main])
+def test_command_lines_explain_themselves(main, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+    assert ended.value.code == 0 and "usage: python -m harness." in capsys.readouterr().out
+
+
+def test_a_mistake_on_the_command_line_is_one_line_and_code_2(capsys):
+    with pytest.raises(SystemExit) as ended:
+        stage.main(["--config", "paper", "--target", "qwen3-4b", "--method", "dflsh", "--out", "nowhere"])
+    assert ended.value.code == 2 and capsys.readouterr().err.startswith("unknown method 'dflsh'")
