@@ -232,7 +232,8 @@ class Decoder:
 
     def _round(self, active: dict[int, _Row]) -> list[tuple[_Row, str]]:
         """Advance every active row by one verification; returns and removes the rows that ended."""
-        rows, states = list(active), list(active.values())
+        rows = sorted(active)
+        states = [active[row] for row in rows]
         device = self.target.device
         anchors = torch.tensor([s.output[-1] for s in states], device=device)
         draws = Draws(np.array([s.key for s in states], dtype=np.uint64), np.array([s.anchor for s in states]))

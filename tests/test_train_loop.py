@@ -50,16 +50,12 @@ def reference(target, tmp_path_factory):
 
 # 12 steps, an epoch of 3 batches, evaluation at 6, checkpoints at 4 and 8; `between` also runs while estimating,
 # evaluating and walking, so the numbers fall before, in and after all of these.
-@pytest.mark.parametrize("count", range(0, 40, 3))
+@pytest.mark.parametrize("count", range(0, 22, 2))
 def test_resumed_run_equals_uninterrupted_bit_for_bit(target, tmp_path, reference, count):
     cfg = config(tmp_path)
     run = trainer(target, cfg, tmp_path, between=StopAt(count))
-    try:
+    with pytest.raises(Stopped):
         run.run()
-    except Stopped:
-        pass
-    else:
-        pytest.skip("the run ended before it was stopped")
     resumed, outcome = finish(target, cfg, tmp_path)
     expected, rows, whole = reference
     assert same(weights(resumed), expected)
