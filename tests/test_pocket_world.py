@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from harness.pocket import suites as makers
-from harness.pocket.batches import batches, encode
+from harness.pocket.batches import Batches, encode
 from harness.pocket.grade import extract, grade, run_code
 from harness.pocket.lexicon import GOODS, MASK, NAMES, SPECIALS
 from harness.pocket.measure import load_target, majority_share
@@ -59,7 +59,7 @@ def test_training_batches_hold_only_training_combinations(tokenizer, monkeypatch
         return draft
 
     monkeypatch.setitem(makers.MAKERS, "pocket_word", spy)
-    stream = batches(tokenizer, 1, 0.5, {"pocket_word": 1.0})
+    stream = Batches(tokenizer, 1, {"pocket_word": 1.0}, easy=0.5)
     rows = [row.tolist() for _ in range(4) for row in next(stream)[0]]
     trained = {tuple(t for t in row if t != tokenizer.pad_token_id) for row in rows}
     refused = {tuple(ids) for draft, ids in seen if split_of(draft.key) != "train"}

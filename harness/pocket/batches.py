@@ -13,6 +13,7 @@ from random import Random
 import torch
 from torch import Tensor
 
+from harness.pocket.drills import drill
 from harness.pocket.lexicon import ASSISTANT, END, USER
 from harness.pocket.suites import ENTRIES
 from harness.pocket.world import SUITES, drafts
@@ -50,26 +51,40 @@ def collate(rows: list[tuple[list[int], list[bool]]], length: int, pad: int) -> 
     return ids, labels
 
 
-def batches(tokenizer, seed: int, easy: float, weights: dict[str, float]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Endless batches. `easy`: share of items with two to five entries only; `weights`: share of each
-    suite."""
-    rng = Random(f"batches/{seed}")
-    full = {s: drafts(s, "train", seed) for s in SUITES}
-    small = {s: drafts(s, "train", seed, entries=(2, min(5, ENTRIES[s][0]))) for s in SUITES}
-    suites, odds = list(weights), list(weights.values())
-    pools: dict[int, list] = {length: [] for length in LENGTHS}
-    while True:
-        suite = rng.choices(suites, odds)[0]
-        draft = next((small if rng.random() < easy else full)[suite])
-        row = encode(tokenizer, draft.turns, draft.replies)
-        fit = [length for length in LENGTHS if len(row[0]) <= length]
-        if not fit:
-            continue  # a rare overlong item is left out of training rather than cut
-        pool = pools[fit[0]]
-        pool.append(row)
-        if len(pool) == TOKENS // fit[0]:
-            yield collate(pool, fit[0], tokenizer.pad_token_id)
-            pool.clear()
+class Batches:
+    """Endless batches (ids, labels). `easy`, the share of items with two to five entries only, and `drill`, the
+    share of exercises, may be changed between two batches; `weights` is the share of each suite.
+    """
+
+    def __init__(self, tokenizer, seed: int, weights: dict[str, float], easy: float = 0.0, drill: float = 0.0):
+        self.tokenizer, self.easy, self.drill = tokenizer, easy, drill
+        self.suites, self.odds = list(weights), list(weights.values())
+        self.rng = Random(f"batches/{seed}")
+        self.full = {s: drafts(s, "train", seed) for s in self.suites}
+        self.small = {s: drafts(s, "train", seed, entries=(2, min(5, ENTRIES[s][0]))) for s in self.suites}
+        self.pools: dict[int, list] = {length: [] for length in LENGTHS}
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return self
+
+    def __next__(self) -> tuple[Tensor, Tensor]:
+        while True:
+            row = encode(self.tokenizer, *self._dialogue())
+            length = next((n for n in LENGTHS if len(row[0]) <= n), None)
+            if length is None:
+                continue  # a rare overlong item is left out of training rather than cut
+            pool = self.pools[length]
+            pool.append(row)
+            if len(pool) == TOKENS // length:
+                self.pools[length] = []
+                return collate(pool, length, self.tokenizer.pad_token_id)
+
+    def _dialogue(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        if self.rng.random() < self.drill:
+            return drill(self.rng)
+        suite = self.rng.choices(self.suites, self.odds)[0]
+        draft = next((self.small if self.rng.random() < self.easy else self.full)[suite])
+        return draft.turns, draft.replies
 
 
 def probe_rows(tokenizer, suite: str, count: int, split: str = "heldout") -> tuple[Tensor, Tensor]:

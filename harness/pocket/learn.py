@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 from tqdm import tqdm
 
-from harness.pocket.batches import batches, probe_rows
+from harness.pocket.batches import Batches, probe_rows
 from harness.pocket.net import Net, NetShape
 from harness.pocket.world import SUITES
 
@@ -38,6 +38,8 @@ class Recipe:
     easy_until: int = 2000  # steps over which the share of short items falls from `easy` to `easy_floor`
     easy: float = 0.9
     easy_floor: float = 0.1
+    drill: float = 0.5  # share of exercises at the start; falls to nothing at `drill_until`
+    drill_until: int = 3000
     seed: int = 1
     weights: dict[str, float] = field(default_factory=lambda: {s: 1.0 for s in SUITES})
     compiled: bool = True
@@ -52,6 +54,10 @@ class Recipe:
         """Share of short items at a step."""
         gone = min(1.0, step / max(1, self.easy_until))
         return self.easy + (self.easy_floor - self.easy) * gone
+
+    def drill_share(self, step: int) -> float:
+        """Share of exercises at a step."""
+        return self.drill * max(0.0, 1 - step / max(1, self.drill_until))
 
 
 def split_parameters(net: Net) -> tuple[list[Tensor], list[Tensor]]:
@@ -165,16 +171,13 @@ def worker(
         muon.restore(state["muon"])
         start = state["step"]
     loss_of = torch.compile(net.loss, dynamic=False) if recipe.compiled else net.loss
-    streams = {}  # one stream per tenth of `easy`, so that the curriculum can move between them
+    stream = Batches(tokenizer, (recipe.seed * 1000 + start) * 64 + rank, recipe.weights)
     end = min(recipe.steps, stop_at or recipe.steps)
     bar = tqdm(range(start, end), initial=start, total=recipe.steps, disable=rank > 0, mininterval=5)
     tokens, loss_sum, label_sum, began = 0, 0.0, 0, time.time()
     for step in bar:
-        share = round(recipe.easy_share(step), 1)
-        if share not in streams:
-            seed = (recipe.seed * 1000 + start) * 64 + rank * 16 + round(share * 10)
-            streams[share] = batches(tokenizer, seed, share, recipe.weights)
-        ids, labels = next(streams[share])
+        stream.easy, stream.drill = recipe.easy_share(step), recipe.drill_share(step)
+        ids, labels = next(stream)
         loss = loss_of(ids, labels, torch.bfloat16)
         loss.backward()
         count = int((labels != -100).sum())
@@ -189,7 +192,7 @@ def worker(
         tokens, loss_sum, label_sum = tokens + ids.numel() * world, loss_sum + loss.item(), label_sum + count
         if rank == 0 and (step + 1) % 20 == 0:
             speed = tokens / (time.time() - began)
-            bar.set_postfix(loss=f"{loss_sum / label_sum:.3f}", easy=share, tok_s=f"{speed:.0f}")
+            bar.set_postfix(loss=f"{loss_sum / label_sum:.3f}", easy=f"{stream.easy:.2f}", tok_s=f"{speed:.0f}")
         if (step + 1) % 250 == 0 or step + 1 == end:
             states = muon.gather()
             if rank == 0:
