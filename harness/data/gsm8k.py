@@ -15,8 +15,9 @@ from harness.data.tasks import Task
 
 INSTRUCTION = "Please reason step by step, and put your final answer within \\boxed{}."
 STOP_STRINGS = ("\nQuestion:", "\n\n")
-#: Worked examples for a target without a chat template, where the configuration leaves the number open.
-USUAL_SHOTS = 4
+#: Worked examples for a target without a chat template, where the configuration leaves the number open. Two show the
+#: form; every further one makes each training sequence longer by some 250 tokens.
+USUAL_SHOTS = 2
 _FINAL = re.compile(r"####\s*(\S[^\n]*)")
 
 
