@@ -127,12 +127,18 @@ def test_a_wrong_row_count_is_refused(folder, monkeypatch):
 def test_shots_are_drawn_by_seed_and_never_trained_on(folder):
     task = suite_prompts("gsm8k", suite(shots=3), folder)[0]
     assert task.few_shot.count("Question:") == 3 and task.few_shot.endswith("\n\n")
-    shots = set(gsm8k.shot_indices(3, 0, 40))
+    shots = set(gsm8k.shot_indices(3, 0, gsm_rows(40, "train")))
     trained = training_tasks("gsm8k", 37, seed=0, data_dir=folder, shots=3)
     assert not shots & {int(t.id.rsplit("/", 1)[1]) for t in trained} and len(trained) == 37
     assert trained[0].few_shot == task.few_shot
     with pytest.raises(DataError, match="38 prompts asked for, there are 37"):
         training_tasks("gsm8k", 38, seed=0, data_dir=folder, shots=3)
+
+
+def test_shots_come_from_the_shorter_half():
+    rows = [{"question": "q" * (40 - i), "answer": "#### 1"} for i in range(20)]
+    assert set(gsm8k.shot_indices(10, 0, rows)) == set(range(10, 20))
+    assert gsm8k.shot_indices(3, 0, rows) != gsm8k.shot_indices(3, 1, rows)
 
 
 def test_open_shots_stay_out_of_chat_and_explicit_ones_do_not(folder):

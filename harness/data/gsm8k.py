@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from random import Random
 
 from harness.data.files import DataError, load_rows
@@ -15,9 +16,9 @@ from harness.data.tasks import Task
 
 INSTRUCTION = "Please reason step by step, and put your final answer within \\boxed{}."
 STOP_STRINGS = ("\nQuestion:", "\n\n")
-#: Worked examples for a target without a chat template, where the configuration leaves the number open. Two show the
-#: form; every further one makes each training sequence longer by some 250 tokens.
-USUAL_SHOTS = 2
+#: Worked examples for a target without a chat template, where the configuration leaves the number open: enough to
+#: show the form, few because they stand before every training sequence.
+USUAL_SHOTS = 3
 _FINAL = re.compile(r"####\s*(\S[^\n]*)")
 
 
@@ -29,9 +30,10 @@ def gold_answer(answer: str) -> str:
     return found[-1].strip()
 
 
-def shot_indices(count: int, seed: int, total: int) -> list[int]:
-    """Rows of the training split that serve as shots."""
-    return Random(f"gsm8k-shots/{seed}").sample(range(total), count)
+def shot_indices(count: int, seed: int, rows: Sequence[dict]) -> list[int]:
+    """Rows of the training split that serve as shots: drawn from its shorter half, so that the prefix stays short."""
+    by_length = sorted(range(len(rows)), key=lambda i: (len(rows[i]["question"]) + len(rows[i]["answer"]), i))
+    return Random(f"gsm8k-shots/{seed}").sample(sorted(by_length[: (len(rows) + 1) // 2]), count)
 
 
 def tasks(
@@ -48,7 +50,7 @@ def tasks(
     """
     in_chat, shots = bool(shots), USUAL_SHOTS if shots is None else shots
     train = load_rows("gsm8k/train", data_dir) if shots or split == "train" else []
-    chosen = shot_indices(shots, seed, len(train)) if shots else []
+    chosen = shot_indices(shots, seed, train) if shots else []
     few_shot = "".join(f"{_question(train[i])} {train[i]['answer'].strip()}\n\n" for i in chosen)
     rows = train if split == "train" else load_rows(f"gsm8k/{split}", data_dir)
     taken = set(chosen) if split == "train" else set()
