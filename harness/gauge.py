@@ -33,6 +33,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from harness.config import load_config
+
 NEAR = 4  # masks 1 to NEAR decide most of the acceptance length
 
 #: The shares that `knowledge` reports, as (name, numerator, denominator) over the additive tallies.
@@ -172,11 +174,15 @@ def main(argv: list[str] | None = None) -> list[dict[str, Any]]:
     parser = argparse.ArgumentParser(
         prog="python -m harness.gauge", description="Gauges of traced records, per suite and overall."
     )
-    parser.add_argument("records", nargs="+", type=Path, help="record files (.jsonl) or folders of them")
+    parser.add_argument("records", nargs="*", type=Path, help="record files (.jsonl) or folders of them")
+    parser.add_argument("--config", help="a profile or a YAML file: all records of its output folder")
     parser.add_argument("--format", choices=("table", "csv", "json"), default="table")
     parser.add_argument("--methods", nargs="*", help="only these methods (default: every method with traces)")
     arguments = parser.parse_args(argv)
-    records = read_lines(arguments.records)
+    if bool(arguments.records) == bool(arguments.config):
+        parser.error("give record files and folders, or --config, not both")
+    paths = arguments.records or [Path(load_config(arguments.config, check=False).output_dir) / "records"]
+    records = read_lines(paths)
     chosen = [r for r in records if drafted(r) and (not arguments.methods or r.get("method") in arguments.methods)]
     if not chosen:
         raise SystemExit(f"none of the {len(records)} records has traced proposals; decode with decode.trace: true")

@@ -98,3 +98,15 @@ def test_command_line_skips_the_baseline_and_reads_folders(tmp_path, capsys):
     rows = main([str(tmp_path), "--format", "json"])
     assert [row["method"] for row in rows] == ["dflash", "dflash"]
     assert json.loads(capsys.readouterr().out)[0]["tau"] == 1.5
+
+
+def test_command_line_finds_the_records_of_a_profile(tmp_path, capsys):
+    folder = tmp_path / "out" / "records" / "t" / "dflash"
+    folder.mkdir(parents=True)
+    (folder / "s-T0-seed0.jsonl").write_text(json.dumps(record()) + "\n")
+    profile = tmp_path / "mine.yaml"
+    profile.write_text(f"extends: smoke\nprofile: mine\noutput_dir: {tmp_path / 'out'}\n")
+    assert main(["--config", str(profile), "--format", "csv"])[-1]["suite"] == "overall"
+    assert capsys.readouterr().out.startswith("target,method,temperature,suite,")
+    with pytest.raises(SystemExit):
+        main([])
