@@ -110,17 +110,18 @@ def split(
     corpus keeps them.  Both temperatures are among them where both exist.  Raises ``ValueError`` if nothing
     is supervised.
     """
-    usable, dropped = [], 0
-    for trajectory in trajectories:
-        if len(_cut(trajectory, max_length).response_ids) >= 2:  # an anchor and one label
-            usable.append(trajectory)
-        else:
-            dropped += 1
-    if not usable:
+    everything = list(trajectories)
+    usable = [t for t in everything if len(_cut(t, max_length).response_ids) >= 2]  # an anchor and one label
+    dropped = len(everything) - len(usable)
+    if dropped > len(usable):
+        longest = max(len(t.prompt_ids) for t in everything)
         raise ValueError(
-            f"no supervised tokens: none of {dropped} trajectories keeps two response tokens within "
-            f"train.max_length {max_length}; raise it, or generate longer responses"
+            f"no supervised tokens in {dropped} of {len(everything)} trajectories: they keep fewer than two response "
+            f"tokens within train.max_length {max_length} (the longest prompt has {longest}); raise it, shorten the "
+            "prompts (fewer shots), or generate longer responses"
         )
+    if not usable:
+        raise ValueError("there are no trajectories; generate some with python -m harness.train.trajectories")
     usable.sort(key=lambda t: hashlib.sha256(f"{t.prompt_id}#{t.turn}".encode()).digest())
     # A prompt answered twice must not stand on both sides, so whole prompts are held out.
     greedy_ids = list(dict.fromkeys(t.prompt_id for t in usable if t.temperature == 0))[:walk]
