@@ -11,17 +11,16 @@ a mistake is reported within a second.  ``harness/config/schema.json`` is genera
 from __future__ import annotations
 
 import argparse
-import difflib
 import json
 import os
-import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from harness.config_errors import ConfigError, explain, nearest
 from methods.recipes import RECIPES
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -30,10 +29,6 @@ SCHEMA = PROFILES / "schema.json"
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 SuiteSource = Literal["pocket", "gsm8k", "humaneval"]
-
-
-class ConfigError(ValueError):
-    """A setting that cannot be used.  The message names the key, its place and the mend."""
 
 
 class Section(BaseModel):
@@ -292,16 +287,8 @@ def local_source(target: TargetConfig) -> Path | None:
         return path
     source = target.source
     if source.startswith((".", "/", "~")) or source.count("/") > 1 or source.endswith(".gguf"):
-        raise ConfigError(
-            f"target source {source!r}: no such file or folder; give a path that exists or a hub id"
-        )
+        raise ConfigError(f"target source {source!r}: no such file or folder; give a path that exists or a hub id")
     return None
-
-
-def nearest(name: str, valid: Iterable[str]) -> str:
-    """' (did you mean ...?)' with the closest valid name, or nothing."""
-    found = difflib.get_close_matches(str(name), list(valid), n=1, cutoff=0.5)
-    return f" (did you mean {found[0]!r}?)" if found else ""
 
 
 def merge(base: Any, over: Any) -> Any:
@@ -344,9 +331,7 @@ def read_profile(name_or_path: str | Path, chain: tuple[str, ...] = ()) -> dict:
     return merge(read_profile(base, (*chain, name)), data) if base else data
 
 
-def load_config(
-    profile: str | Path = "pocket", overrides: Mapping | None = None, check: bool = True
-) -> Config:
+def load_config(profile: str | Path = "pocket", overrides: Mapping | None = None, check: bool = True) -> Config:
     """The configuration of a profile (name or YAML file) with `overrides` laid over it.
 
     overrides: nested as in the YAML file; text from a command line is converted ("10" to 10, "null" to none).
@@ -357,7 +342,7 @@ def load_config(
     try:
         config = Config.model_validate(data)
     except ValidationError as error:
-        raise ConfigError(explain(error, str(profile))) from None
+        raise ConfigError(explain(error, Config, str(profile))) from None
     if check:
         check_paths(config)
     return config
@@ -373,41 +358,9 @@ def spelled_nulls(value: Any) -> Any:
 def check_paths(config: Config) -> None:
     root = config.data_root
     if root is not None and not root.is_dir():
-        raise ConfigError(
-            f"data_dir or HARNESS_DATA_DIR is {str(root)!r}: no such folder; correct or remove it"
-        )
+        raise ConfigError(f"data_dir or HARNESS_DATA_DIR is {str(root)!r}: no such folder; correct or remove it")
     for target in config.targets.values():
         local_source(target)
-
-
-def explain(error: ValidationError, profile: str) -> str:
-    """One line for each mistake: where, what, and what would be valid."""
-    lines = []
-    for item in error.errors():
-        place = ".".join(str(part) for part in item["loc"])
-        if item["type"] == "extra_forbidden":
-            *section, key = item["loc"]
-            valid = keys_at(Config, tuple(section))
-            where = ".".join(str(part) for part in section) or "the top level"
-            lines.append(
-                f"unknown key {key!r} in {where}{nearest(key, valid)}; valid keys: {', '.join(valid)}"
-            )
-        elif item["type"] == "missing":
-            lines.append(f"{place} is missing; set it in the profile")
-        else:
-            lines.append(f"{place} is {item['input']!r}: {item['msg'].removeprefix('Value error, ')}")
-    return f"configuration {profile}:\n  " + "\n  ".join(lines)
-
-
-def keys_at(model: type[BaseModel], place: tuple) -> list[str]:
-    """The valid keys at a place of the configuration, e.g. ("suites", "gsm8k")."""
-    kind: Any = model
-    for part in place:
-        fields = getattr(kind, "model_fields", None)
-        kind = fields[part].annotation if fields else get_args(kind)[1]
-        if get_origin(kind) in (Union, types.UnionType):
-            kind = next(choice for choice in get_args(kind) if choice is not type(None))
-    return list(kind.model_fields)
 
 
 def schema_text() -> str:
@@ -423,9 +376,7 @@ def dump(config: Config) -> str:
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m harness.config", description="Show the configuration.")
     parser.add_argument("--write-schema", action="store_true", help="regenerate harness/config/schema.json")
-    parser.add_argument(
-        "--show", metavar="PROFILE", help="print a profile (name or file), defaults filled in"
-    )
+    parser.add_argument("--show", metavar="PROFILE", help="print a profile (name or file), defaults filled in")
     arguments = parser.parse_args(argv)
     if arguments.write_schema:
         SCHEMA.write_text(schema_text(), encoding="utf-8")

@@ -31,7 +31,9 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("harness", "methods")
 
 #: Settings reach a stage as values, which the rules record; the others say how it runs, not what it makes.
-SURROUNDINGS = frozenset({"harness.config", "harness.launch", "harness.provenance", "harness.stage"})
+SURROUNDINGS = frozenset(
+    {"harness.config", "harness.config_errors", "harness.launch", "harness.provenance", "harness.stage"}
+)
 DECODER = frozenset({"harness.decode", "harness.accept", "harness.cache", "methods.runner"})
 
 #: Stage -> (module, modules that do not count).
