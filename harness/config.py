@@ -370,7 +370,7 @@ def schema_text() -> str:
 
 def dump(config: Config) -> str:
     """The resolved configuration as YAML that `load_config` reads back unchanged."""
-    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=True, allow_unicode=True)
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
 def main(argv: list[str] | None = None) -> None:

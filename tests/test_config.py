@@ -44,7 +44,9 @@ def test_resolved_configuration_reads_back_unchanged(name, tmp_path):
     config = load_config(name, check=False)
     path = tmp_path / "resolved.yaml"
     path.write_text(dump(config))
-    assert load_config(path, check=False) == config
+    again = load_config(path, check=False)
+    assert again == config
+    assert list(again.suites) == list(config.suites), "tables show the suites in the order of the profile"
 
 
 def test_no_two_profiles_write_to_the_same_place():
