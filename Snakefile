@@ -5,6 +5,8 @@
     snakemake --cores all --config 'train={steps: 500}' 'seeds=[0, 1, 2]'
     snakemake --cores all --configfile mine.yaml      # a file of your own; `extends:` names its base
 
+Files to be made come before --config, which takes every word that follows it.
+
 Interrupted?  The same command goes on where it stopped.  After a kill of Snakemake itself:
 
     snakemake --unlock && snakemake --cores all --rerun-incomplete
