@@ -82,9 +82,7 @@ def tally(record: Mapping[str, Any]) -> Counter[str]:
 
 
 def _round(drafted: list[int], accepted: int, stale: list[int], future: list[int]) -> Counter[str]:
-    """Counts of one round: its proposals, its accepted length, the stale argmax of masks 1.., the tokens that
-    came.
-    """
+    """Counts of one round: its proposals, its accepted length, the stale argmax of masks 1.., the tokens that came."""
     width = len(drafted)
     draft_right = [token == true for token, true in zip(drafted, future, strict=False)]
     stale_right = [token == true for token, true in zip(stale, future, strict=False)]
@@ -112,9 +110,7 @@ def _leading(flags: list[bool]) -> int:
 
 
 def rates(counts: Mapping[str, int]) -> dict[str, float | int]:
-    """Shares and means from summed tallies; an empty denominator gives ``nan``.  Gains are relative to
-    ``tau``.
-    """
+    """Shares and means from summed tallies; an empty denominator gives ``nan``.  Gains are relative to ``tau``."""
     result: dict[str, float | int] = {
         "responses": counts.get("responses", 0),
         "rounds": counts.get("rounds", 0),
@@ -127,9 +123,7 @@ def rates(counts: Mapping[str, int]) -> dict[str, float | int]:
 
 
 def knowledge(records: Iterable[Mapping[str, Any]]) -> dict[str, float | int]:
-    """The gauges of a set of traced records, as in the module docstring.  Pure: the order of records is
-    immaterial.
-    """
+    """The gauges of a set of traced records, as in the module docstring.  Pure: the order of records is immaterial."""
     total: Counter[str] = Counter()
     for record in records:
         total.update(tally(record))
@@ -137,9 +131,7 @@ def knowledge(records: Iterable[Mapping[str, Any]]) -> dict[str, float | int]:
 
 
 def gauge(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """One row per (target, method, suite, temperature), then one ``overall`` row per (target, method,
-    temperature).
-    """
+    """One row per (target, method, suite, temperature), then one ``overall`` row per (target, method, temperature)."""
     groups: dict[tuple, Counter[str]] = {}
     for record in records:
         counts = tally(record)
@@ -182,7 +174,10 @@ def main(argv: list[str] | None = None) -> list[dict[str, Any]]:
     if bool(arguments.records) == bool(arguments.config):
         parser.error("give record files and folders, or --config, not both")
     paths = arguments.records or [Path(load_config(arguments.config, check=False).output_dir) / "records"]
-    records = read_lines(paths)
+    try:
+        records = read_lines(paths)
+    except OSError as error:
+        parser.error(str(error))
     chosen = [r for r in records if drafted(r) and (not arguments.methods or r.get("method") in arguments.methods)]
     if not chosen:
         raise SystemExit(f"none of the {len(records)} records has traced proposals; decode with decode.trace: true")

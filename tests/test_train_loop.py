@@ -135,7 +135,7 @@ def test_a_loss_that_is_not_finite_stops_without_touching_the_saved_state(target
     with pytest.raises(Stopped):
         run.run()
     before = (tmp_path / "state.pt").read_bytes()
-    run = trainer(target, config(tmp_path, checkpoint_every=1000), tmp_path)
+    run = trainer(target, config(tmp_path, checkpoint_every=1), tmp_path)
     run._resume()
     with torch.no_grad():
         next(run.drafter.parameters()).fill_(float("nan"))

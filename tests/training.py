@@ -12,6 +12,7 @@ from harness.train.build import build_drafter
 from harness.train.corpus import Corpus, Trajectory, split
 from harness.train.features import FeatureStore
 from harness.train.loop import Stores, Trainer
+from harness.train.rounds import MaskRounds
 from methods.objectives import objective
 
 
@@ -57,5 +58,6 @@ def trainer(
     budget = cfg.train.feature_cache_gb
     stores = Stores(*(FeatureStore(target, drafter.config.taps, part, budget)
                       for part in (data.train, data.heldout, data.greedy)))
-    return Trainer(drafter, objective("decay", cfg.train.gamma), data, stores, cfg.train, seed, work,
+    rounds = MaskRounds(seed, cfg.train.anchors)
+    return Trainer(drafter, objective("decay", cfg.train.gamma), data, stores, rounds, cfg.train, seed, work,
                    {"target": target.fingerprint}, **kwargs)

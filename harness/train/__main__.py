@@ -24,8 +24,9 @@ from harness.target import Target
 from harness.train.build import build_drafter
 from harness.train.corpus import Corpus, read_trajectories, split
 from harness.train.features import FeatureStore
-from harness.train.guard import Lifeline, locked
+from harness.train.guard import Lifeline, RunLocked, locked
 from harness.train.loop import Outcome, Stores, Trainer
+from harness.train.rounds import MaskRounds
 from harness.train.state import digest, write_bytes, write_json
 from harness.train.walk import WalkReport, accept_walk, check
 from methods.checkpoint import load_drafter, save_drafter
@@ -86,6 +87,7 @@ def run(config: Config, name: str, method: str, seed: int, trajectories: Path, o
             objective(chosen.objective, settings.gamma),
             corpus,
             stores,
+            MaskRounds(seed, settings.anchors),
             settings,
             seed,
             work,
@@ -102,9 +104,7 @@ def run(config: Config, name: str, method: str, seed: int, trajectories: Path, o
 
 
 def refuse_strangers(target: Target, corpus: Corpus) -> None:
-    """Trajectories must come from this very target, template and thinking mode.  Raises ``ValueError`` naming
-    both.
-    """
+    """Trajectories must come from this very target, template and thinking mode.  Raises ``ValueError`` naming both."""
     for key, ours in (
         ("fingerprint", target.fingerprint),
         ("template_hash", target.template_hash),
@@ -180,9 +180,7 @@ def export(
 
 
 def summary(trainer: Trainer, outcome: Outcome, report: WalkReport | None, identity: dict[str, Any]) -> dict[str, Any]:
-    """What done.json says.  plateau: held-out CE is flat; walk_gain: relative gain of accept_walk in the last
-    third.
-    """
+    """What done.json says.  plateau: held-out CE is flat; walk_gain: relative gain of accept_walk in the last third."""
     last = trainer.curve.rows[-1] if trainer.curve.rows else {}
     gain = trainer.curve.walk_gain()
     return {
@@ -218,7 +216,7 @@ def main(argv: list[str] | None = None) -> None:
         config = load_config(arguments.config)
         folder = arguments.trajectories or Path(config.output_dir) / "trajectories" / arguments.target
         run(config, arguments.target, arguments.method, arguments.seed, folder, arguments.out)
-    except (ValueError, FileNotFoundError) as error:
+    except (ValueError, FileNotFoundError, RunLocked) as error:
         parser.exit(2, f"{error}\n")
 
 

@@ -111,9 +111,7 @@ def refuse_mask_in_text(mask: int, trajectories: Sequence[Trajectory]) -> None:
 
 
 def draft_vocab(target: Target, trajectories: Sequence[Trajectory], size: int | None) -> Tensor | None:
-    """The `size` most frequent response tokens and all stop ids, ascending [V_d]; None for the whole
-    vocabulary.
-    """
+    """The `size` most frequent response tokens and all stop ids, ascending [V_d]; None for the whole vocabulary."""
     if size is None or size >= target.vocab_size:
         return None
     counts = Counter(token for trajectory in trajectories for token in trajectory.response_ids)

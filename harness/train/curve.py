@@ -57,9 +57,7 @@ class Curve:
         return not math.isnan(gain) and -gain * 100 < percent
 
     def walk_gain(self) -> float:
-        """Relative gain of accept_walk over the last third of the steps so far; nan if the curve is too
-        short.
-        """
+        """Relative gain of accept_walk over the last third of the steps so far; nan if the curve is too short."""
         return relative_gain(self.rows, "accept_walk", 2 / 3)
 
     def write(self, path: Path) -> None:

@@ -83,6 +83,7 @@ class Trainer:
         objective: Decay,
         corpus: Corpus,
         stores: Stores,
+        rounds: MaskRounds,
         settings: TrainConfig,
         seed: int,
         work: Path,
@@ -92,7 +93,7 @@ class Trainer:
         self.drafter, self.objective, self.corpus, self.stores = drafter, objective, corpus, stores
         self.settings, self.seed, self.work, self.between = settings, seed, work, between
         self.device = next(drafter.parameters()).device
-        self.rounds = MaskRounds(seed, settings.anchors)
+        self.rounds = rounds
         self.order = BatchOrder([len(t) for t in corpus.train], settings.batch_sequences, seed)
         self.optimiser = MasterAdamW(drafter, settings.weight_decay, settings.clip)
         self.held_objective = Decay(settings.gamma)
@@ -123,9 +124,7 @@ class Trainer:
         return Outcome(self.step, reason, flat, self.seconds, self.blocks, self._walks)
 
     def _train(self, bar: tqdm) -> str:
-        """Step until there is a reason not to, which is returned.  Safe to leave and re-enter at
-        any point.
-        """
+        """Step until there is a reason not to, which is returned.  Safe to leave and re-enter at any point."""
         every = self.settings
         while True:
             self.between()
@@ -166,9 +165,7 @@ class Trainer:
         return learning_rate(step, self.settings.steps, self.settings.learning_rate, self.settings.warmup_ratio)
 
     def _backward(self, batch: Batch, step: int) -> Tally:
-        """Gradients of one step: every round backward on its own, through a detached leaf of the shared
-        context.
-        """
+        """Gradients of one step: every round backward on its own, through a detached leaf of the shared context."""
         ids, lengths = batch.ids.to(self.device), batch.lengths.to(self.device)
         context = self.drafter.context(self.stores.train.batch(batch))
         leaf = context.detach().requires_grad_()
@@ -196,12 +193,8 @@ class Trainer:
 
     def _evaluate(self, bar: tqdm) -> None:
         """Add a row to the curve.  Nothing is kept until all is measured: a signal loses nothing."""
+        self._refuse_nan()
         train = self.tally.cpu()
-        if not math.isfinite(train.loss):
-            raise FloatingPointError(
-                f"the loss became {train.loss} between steps {self.curve.step} and {self.step}; the saved state is "
-                f"untouched. Lower train.learning_rate ({self.settings.learning_rate:g})"
-            )
         walks, heldout = self._walk(), self.heldout()
         walked, self._walks = accept_walk(walks), walks
         self.blocks += int(train.blocks)
@@ -212,9 +205,7 @@ class Trainer:
 
     @torch.no_grad()
     def heldout(self) -> Tally:
-        """Held-out trajectories at random anchors that are the same at every evaluation (and for every
-        method).
-        """
+        """Held-out trajectories at random anchors that are the same at every evaluation (and for every method)."""
         total = Tally.zero(self.slots, self.device)
         for indices in _pieces(self.corpus.heldout, self.settings.batch_sequences):
             batch = collate(self.corpus.heldout, indices)
@@ -256,7 +247,15 @@ class Trainer:
         ordinary = [run(self.order.at(self.step + i)) for i in range(3)]
         return measure(run(self.order.worst()), ordinary, self.device)
 
+    def _refuse_nan(self) -> None:
+        if not math.isfinite(float(self.tally.weighted)):
+            raise FloatingPointError(
+                f"the loss became {float(self.tally.weighted)} between steps {self.curve.step} and {self.step}; the "
+                f"saved state is untouched. Lower train.learning_rate ({self.settings.learning_rate:g})"
+            )
+
     def _save(self) -> None:
+        self._refuse_nan()
         state = {
             "identity": self.identity,
             "step": self.step,

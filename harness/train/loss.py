@@ -160,9 +160,7 @@ def _cross_entropy(logits: Tensor, index: Tensor) -> Tensor:  # [M, L, V], [M, L
 
 
 def _block_tokens(ids: Tensor, blocks: Blocks, block_size: int) -> Tensor:  # -> [B, N, block]
-    """True tokens at anchor..anchor+block-1, for heads that read their prefix; the last token repeats past
-    the end.
-    """
+    """True tokens at anchor..anchor+block-1, for heads that read their prefix; the last token repeats past the end."""
     steps = torch.arange(block_size, device=ids.device)
     positions = (blocks.anchors[..., None] + steps).clamp(max=ids.shape[1] - 1)
     return ids.gather(1, positions.flatten(1)).view_as(positions)

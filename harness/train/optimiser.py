@@ -46,9 +46,7 @@ class MasterAdamW:
         self.adamw = torch.optim.AdamW([g for g in groups if g["params"]], lr=0.0, fused=True)
 
     def step(self, rate: float) -> Tensor:
-        """Clip, update at `rate`, and clear the gradients.  Returns the gradient norm before clipping (a
-        scalar).
-        """
+        """Clip, update at `rate`, and clear the gradients.  Returns the gradient norm before clipping (a scalar)."""
         for parameter, master in zip(self.parameters, self.masters, strict=True):
             if master is not parameter:
                 master.grad = None if parameter.grad is None else parameter.grad.float()

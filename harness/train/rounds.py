@@ -37,7 +37,5 @@ class MaskRounds:
         return Round(blocks_at(ids, anchors.to(ids.device), keep.to(ids.device)))
 
     def following(self, batch: Batch, ids: Tensor, context: Tensor, before: Round, hidden: Tensor) -> Round | None:
-        """The round after `before`, given its hidden states [B, N, block, H] (detached); None ends
-        the step.
-        """
+        """The round after `before`, given its hidden states [B, N, block, H] (detached); None ends the step."""
         return None

@@ -39,7 +39,7 @@ from harness.data import (
 from harness.decode import Decoder, DecodeSettings, Prompt
 from harness.records import read_records, write_records
 from harness.target import Target
-from harness.train.guard import Lifeline, locked
+from harness.train.guard import Lifeline, RunLocked, locked
 from harness.train.state import digest, write_bytes, write_json
 
 log = logging.getLogger(__name__)
@@ -140,9 +140,7 @@ def _answer(
 
 
 def publish(out: Path, lines: Sequence[dict[str, Any]], facts: dict[str, Any]) -> dict[str, Any]:
-    """Write shards, then the manifest that names and hashes them.  Raises ``ValueError`` if nothing is
-    supervised.
-    """
+    """Write shards, then the manifest that names and hashes them.  Raises ``ValueError`` if nothing is supervised."""
     supervised = sum(len(line["response_ids"]) for line in lines)
     if not supervised:
         raise ValueError(f"the target answered none of {len(lines)} prompts with a token; there is nothing to train on")
@@ -233,9 +231,7 @@ def tasks_of(config: Config, target: Target) -> list[Task]:
 
 
 def sample_text(target: Target, line: dict[str, Any]) -> str:
-    """One trajectory as text with its supervised part marked, special tokens visible, for a human
-    to look at.
-    """
+    """One trajectory as text with its supervised part marked, special tokens visible, for a human to look at."""
     prompt, response = (target.tokenizer.decode(line[k]) for k in ("prompt_ids", "response_ids"))
     return f"prompt {line['prompt_id']}, T={line['temperature']:g}\n{prompt}\n[[supervised:]]\n{response}\n"
 
@@ -255,7 +251,7 @@ def main(argv: list[str] | None = None) -> None:
         if arguments.target not in config.targets:
             raise ConfigError(f"no target {arguments.target!r}; the configuration has {', '.join(config.targets)}")
         run(config, arguments.target, arguments.out)
-    except ValueError as error:
+    except (ValueError, RunLocked) as error:
         parser.exit(2, f"{error}\n")
 
 

@@ -85,6 +85,7 @@ def accept_walk(walks: Sequence[Walk]) -> float:
 def _walk_together(
     drafter: BlockDrafter, store: FeatureStore, trajectories: Sequence[Trajectory], indices: list[int]
 ) -> list[Walk]:
+    """One anchor a sequence and round, all sequences at once: a relay may need what the round before left."""
     batch = collate(trajectories, indices)
     device = next(drafter.parameters()).device
     context = drafter.context(store.batch(batch).to(device))
@@ -204,9 +205,7 @@ def _text_difference(target: Target, response: Any, trajectory: Trajectory) -> d
 def _step_difference(
     target: Target, drafter: BlockDrafter, response: Any, trajectory: Trajectory, expected: Walk
 ) -> dict[str, Any] | None:
-    """First step that commits another number of tokens (same text), with the draft's top-2 gap at the slot in
-    doubt.
-    """
+    """First step that commits another number of tokens (same text), with the draft's top-2 gap at the slot in doubt."""
     pairs = list(zip(expected.committed, response.committed, strict=False))
     step = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
     if step is None:
