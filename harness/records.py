@@ -84,11 +84,11 @@ def read_records(path: Path, repair: bool = False) -> list[dict[str, Any]]:
     records, good = [], 0
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
+            if repair and not line.endswith(b"\n"):
+                break  # whole or not, the next line would be appended to it
             try:
                 records.append(json.loads(line))
             except json.JSONDecodeError as error:
-                if repair and not line.endswith(b"\n"):
-                    break
                 raise ValueError(f"{path}, line {number}: not a JSON record ({error}); delete the line") from error
             good = file.tell()
     if repair and good < path.stat().st_size:

@@ -66,6 +66,7 @@ class Target:
         self._wanted: frozenset[int] = frozenset()
         self._tapped: dict[int, Tensor] = {}
         self._hooked: set[int] = set()
+        self._narrow: tuple[Tensor, Tensor, Tensor | None] | None = None
         self._as_ours(True)
         self._lean = self._find_lean()
         self.stop_ids = self._find_stop_ids()
@@ -186,7 +187,9 @@ class Target:
         """Logits of normalised hidden states, soft-capped where the architecture does; gradients flow to `hidden`."""
         weight, bias = self._head.weight, self._head.bias
         if ids is not None:
-            weight, bias = weight[ids], None if bias is None else bias[ids]
+            if self._narrow is None or self._narrow[0] is not ids:  # one drafter asks for the same rows every time
+                self._narrow = (ids, weight[ids], None if bias is None else bias[ids])
+            _, weight, bias = self._narrow
         logits = F.linear(hidden, weight, bias)
         return logits if self._softcap is None else torch.tanh(logits / self._softcap) * self._softcap
 

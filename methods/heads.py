@@ -124,11 +124,12 @@ class PlainHead(Head):
 
     def train_logits(self, hidden: Tensor, tokens: Tensor, binding: TargetBinding) -> TrainLogits:
         slots = self.layout.supervised_slots
-        return TrainLogits(binding.head(hidden[..., slots.start : slots.stop, :]), None)
+        # Contiguous, or the product becomes one small one per block, each reading the head's weights anew.
+        return TrainLogits(binding.head(hidden[..., slots.start : slots.stop, :].contiguous()), None)
 
     def draft(self, hidden: Tensor, anchors: Tensor, buffer: DraftBuffer, binding: TargetBinding) -> None:
         slots = self.layout.proposing_slots
-        buffer.write(0, binding.head(hidden[:, slots.start : slots.stop]))
+        buffer.write(0, binding.head(hidden[:, slots.start : slots.stop].contiguous()))
 
 
 HEADS: dict[str, type[Head]] = {"plain": PlainHead}

@@ -129,8 +129,8 @@ BREAKS: dict[str, Break] = {
     "verdict-without-the-rejected-rows": Break(
         "harness.decode:Decoder._round",
         "Verdict(accepted, chosen, proposal.tokens, out.taps)",
-        "Verdict(accepted, chosen, proposal.tokens, out.taps * (torch.arange(out.taps.shape[1]) <= accepted[:, None])"
-        "[..., None])",
+        "Verdict(accepted, chosen, proposal.tokens, "
+        "out.taps * (torch.arange(out.taps.shape[1]) <= accepted[:, None])[..., None])",
         "tests/test_decode.py::test_verdict_carries_the_states_of_rejected_rows",
     ),
     "reused-row-keeps-its-old-length": Break(
@@ -217,8 +217,12 @@ def apply(name: str) -> None:
     original = inspect.getattr_static(owner, attribute)
     source = textwrap.dedent(inspect.getsource(original))
     if source.count(broken.old) != 1:
-        raise ValueError(f"break {name}: {broken.where} holds {broken.old!r} {source.count(broken.old)} times, not once")
-    code = compile(source.replace(broken.old, broken.new), f"<break {name}>", "exec", dont_inherit=True, flags=_future())
+        raise ValueError(
+            f"break {name}: {broken.where} holds {broken.old!r} {source.count(broken.old)} times, not once"
+        )
+    code = compile(
+        source.replace(broken.old, broken.new), f"<break {name}>", "exec", dont_inherit=True, flags=_future()
+    )
     scope: dict = {}
     exec(code, module.__dict__, scope)  # noqa: S102
     setattr(owner, attribute, scope[attribute])
