@@ -205,7 +205,7 @@ def test_the_shipped_target_is_small_whole_and_speaks_the_worlds_tokens(tokenize
         assert all(file.get_tensor(k).dtype == torch.bfloat16 for k in file.keys())
     model, shipped = load_target(TARGET)
     assert shipped.get_vocab() == tokenizer.get_vocab() and shipped.chat_template == tokenizer.chat_template
-    assert model.dtype == torch.float32 and model.config.vocab_size == len(tokenizer)
+    assert model.dtype == torch.float32 and model.config.vocab_size >= len(tokenizer)
     assert model.config.max_position_embeddings >= 2048
     assert model.generation_config.eos_token_id in (shipped.eos_token_id, [shipped.eos_token_id])
 

@@ -18,12 +18,9 @@ from harness.pocket.lexicon import ASSISTANT, END, USER
 from harness.pocket.suites import ENTRIES
 from harness.pocket.world import SUITES, drafts
 
-LENGTHS = (
-    80,
-    144,
-    176,
-)  # tokens a row; each batch has one of these lengths, so that a compiled step sees three shapes
-TOKENS = 2112  # tokens of a batch, at most
+# Tokens a row; each batch has one of these lengths, so that a compiled step sees two shapes.
+LENGTHS = (96, 208)
+TOKENS = 2304  # tokens of a batch, at most
 
 
 def encode(tokenizer, turns: tuple[str, ...], replies: tuple[str, ...]) -> tuple[list[int], list[bool]]:

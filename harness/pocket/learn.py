@@ -159,7 +159,7 @@ def worker(
         dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
     folder, checkpoint = Path(work), Path(work) / "checkpoint.pt"
     torch.manual_seed(recipe.seed)
-    net = Net(NetShape(vocab=len(tokenizer), **recipe.shape))
+    net = Net(NetShape(**recipe.shape))
     matrices, rest = split_parameters(net)
     muon = SharedMuon(matrices, recipe.muon_rate, rank, world)
     adam = torch.optim.AdamW(rest, lr=recipe.adam_rate, betas=(0.9, 0.95), weight_decay=0.0)

@@ -12,6 +12,7 @@ GOODS = ("fig", "oat", "yam", "nut", "pea", "rye", "tea", "egg", "jam", "ham", "
 LETTERS = tuple("abcdeghijmnopqrstuvw")  # variables of the algebra suite; `f` and `k` stay free for code
 
 VERBS = ("takes", "gets", "buys")
+LOOSE = 0.5  # share of prompts with filler words
 FILLERS = (
     "",
     "",

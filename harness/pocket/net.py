@@ -18,7 +18,7 @@ from torch import Tensor, nn
 class NetShape:
     """Dimensions of the target (Qwen3 architecture, tied embedding)."""
 
-    vocab: int
+    vocab: int = 576  # rows of the embedding; the tokenizer may use fewer
     layers: int = 12
     hidden: int = 128
     heads: int = 4
