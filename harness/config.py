@@ -163,6 +163,8 @@ class TimingConfig(Section):
     repeats: int = Field(3, gt=0)
     """Interleaved passes over all methods."""
     warmup: int = Field(1, ge=0)
+    generate: bool = True
+    """Also time `generate` of transformers at T = 0, so that the baseline is seen not to be slow."""
     temperatures: list[float] = [0.0]
 
     @field_validator("temperatures")

@@ -242,7 +242,7 @@ def _synchroniser(target: Target) -> Callable[[], None]:
     return lambda: None
 
 
-def run(config: Config, name: str, drafters: Path, with_generate: bool = False) -> list[dict[str, Any]]:
+def run(config: Config, name: str, drafters: Path) -> list[dict[str, Any]]:
     """Load a target and all its methods, and measure them. Bad input raises before anything is timed."""
     target = Target.load(config.targets[name], name)
     loads = workloads(config, target)
@@ -251,12 +251,12 @@ def run(config: Config, name: str, drafters: Path, with_generate: bool = False) 
         folder = drafters / f"{method}-seed{config.seeds[0]}"
         arms[method] = load_arm(target, method, folder if folder.is_dir() else None)
     timing = config.timing
-    passes = len(arms) + with_generate
+    passes = len(arms) + timing.generate
     total = sum(len(load.prompts) for load in loads) * (passes * timing.repeats + len(arms))
     machine = provenance_short(dtype=config.targets[name].dtype)
     rows = []
     with tqdm(total=total, desc=f"timing {name}", mininterval=2) as bar:
-        for row in measure(target, arms, loads, timing.repeats, timing.warmup, with_generate):
+        for row in measure(target, arms, loads, timing.repeats, timing.warmup, timing.generate):
             rows.append({"target": name, **row, "machine": machine})
             bar.update(row["kind"] != "first")
     return rows
@@ -269,7 +269,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--drafters", type=Path, help="default: <output_dir>/drafters/<target>")
     parser.add_argument("--out", type=Path, required=True, help="rows to write (.jsonl)")
     parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 leaves torch's choice")
-    parser.add_argument("--with-generate", action="store_true", help="time transformers' generate beside ours (T=0)")
     arguments = parser.parse_args(argv)
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
@@ -278,7 +277,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if arguments.target not in config.targets:
             raise ValueError(f"no target {arguments.target!r}; there are {', '.join(config.targets)}")
         drafters = arguments.drafters or project_path(config.output_dir) / "drafters" / arguments.target
-        rows = run(config, arguments.target, drafters, arguments.with_generate)
+        rows = run(config, arguments.target, drafters)
     except ValueError as error:
         parser.exit(2, f"{error}\n")
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
