@@ -16,7 +16,7 @@ from torch import Tensor
 from harness.pocket.drills import drill
 from harness.pocket.lexicon import ASSISTANT, END, USER
 from harness.pocket.suites import ENTRIES
-from harness.pocket.world import SUITES, drafts
+from harness.pocket.world import drafts
 
 # Tokens a row; each batch has one of these lengths, so that a compiled step sees two shapes.
 LENGTHS = (96, 208)

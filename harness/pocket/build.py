@@ -24,7 +24,15 @@ from harness.pocket.net import Net, NetShape, to_transformers
 from harness.pocket.tokenizer import train_tokenizer
 
 MOST_BYTES = 5_000_000
-RECIPE = Recipe()
+RECIPE = Recipe(
+    weights={
+        "pocket_word": 1.0,
+        "pocket_algebra": 1.0,
+        "pocket_complete": 1.0,
+        "pocket_synth": 1.5,
+        "pocket_chat": 0.7,
+    }
+)
 
 
 def export(checkpoint: Path, out: Path, tokenizer) -> dict:
@@ -45,6 +53,8 @@ def export(checkpoint: Path, out: Path, tokenizer) -> dict:
     model.save_pretrained(str(part))
     tokenizer.save_pretrained(str(part))
     _template_into_config(part)
+    for file in part.iterdir():
+        file.chmod(0o644)  # weights are written readable by their owner alone
     size = sum(f.stat().st_size for f in part.glob("*.safetensors"))
     if size > MOST_BYTES:
         raise ValueError(f"weights in {part} take {size} bytes, more than {MOST_BYTES}: make the net smaller")
@@ -94,7 +104,7 @@ def main(argv: list[str] | None = None) -> int:
         "--steps",
         type=int,
         default=RECIPE.steps,
-        help="fewer for a trial; the shipped target used the default",
+        help="fewer for a trial",
     )
     parser.add_argument("--count", type=int, default=100, help="eval items a suite for the report")
     parser.add_argument(

@@ -1,16 +1,17 @@
-"""Drills: training-only exercises that make a small target learn to read its prompt before it learns anything else.
+"""Drills: training-only exercises that make a small target learn to read its prompt before it learns anything
+else.
 
-Knows two of them, copying a random sequence and recalling values of a list in another order. They are in no suite and no
-split, and their share of the training batches falls to nothing.
+Knows two of them, copying a random sequence and recalling values of a list in another order. They are in no
+suite and no split, and their share of the training batches falls to nothing.
 """
 
 from __future__ import annotations
 
 from random import Random
 
-from harness.pocket.lexicon import GOODS, LETTERS, NAMES
+from harness.pocket.lexicon import GOODS, NAMES
 
-WORDS = NAMES + GOODS + LETTERS
+WORDS = NAMES + GOODS
 
 
 def copy(rng: Random) -> tuple[str, str]:

@@ -29,8 +29,8 @@ from harness.pocket.world import SUITES
 class Recipe:
     """How the target is trained. Rates fall linearly to a twentieth over the last `decay` steps."""
 
-    steps: int = 10000
-    decay: int = 2500
+    steps: int = 6000
+    decay: int = 1200
     warmup: int = 100
     muon_rate: float = 0.02
     adam_rate: float = 3e-3

@@ -9,7 +9,6 @@ NAMES = (
     "kim", "leo", "mia", "ned", "ora", "pam", "ray", "sue", "tom", "una",
 )  # fmt: skip
 GOODS = ("fig", "oat", "yam", "nut", "pea", "rye", "tea", "egg", "jam", "ham", "bun", "cod")
-LETTERS = tuple("abcdeghijmnopqrstuvw")  # variables of the algebra suite; `f` and `k` stay free for code
 
 VERBS = ("takes", "gets", "buys")
 LOOSE = 0.5  # share of prompts with filler words

@@ -8,7 +8,7 @@ follows it.
 | suite | what a reply must work out | how its values depend on each other |
 |---|---|---|
 | pocket_word | per person: amount, price of the person's good (two look-ups), product | not at all |
-| pocket_algebra | pointer chain of multiply-and-add steps on last digits | each on the one before |
+| pocket_algebra | multiply-and-add steps; the last digit of one chooses the rule of the next | each on the one before |
 | pocket_complete | per person: two-digit weight of the person's good (two look-ups) | not at all |
 | pocket_synth | persons sorted by first term; second term; difference | not at all |
 | pocket_chat | read a list back; in turn two in full, forwards or backwards | names on the name before |
@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
-from harness.pocket.lexicon import FILLERS, GOODS, LETTERS, LOOSE, NAMES, VERBS
+from harness.pocket.lexicon import FILLERS, GOODS, LOOSE, NAMES, VERBS
 
 
 @dataclass(frozen=True)
@@ -64,22 +64,28 @@ def word(rng: Random, n: int) -> Draft:
 
 
 def algebra(rng: Random, n: int) -> Draft:
-    """A chain of n steps x -> x * m + c, each on the last digit of the one before."""
+    """A chain of n steps s -> s * m[s] + c, each on the last digit of the one before.
+
+    The multiplier is looked up by the value just computed, so nothing of a step is known before the last one.
+    """
     fill = _filler(rng)
-    chain = rng.sample(LETTERS, n + 1)
-    links = [(chain[i], rng.randint(2, 9), rng.randint(1, 9), chain[i + 1]) for i in range(n)]
-    start, steps, x, total = rng.randint(2, 9), [], 0, 0
-    x = start
-    for a, m, c, _ in links:
-        total = x * m + c
-        steps.append(f" so {a} is {x} times {m} gives {x * m:02d} plus {c} gives {total:02d};")
-        x = total % 10
-    text = ".".join(f"{fill()} from {a} times {m} plus {c} goes to {b}" for a, m, c, b in links)
+    digits = rng.sample(range(10), 10)
+    while True:
+        times, plus, start = {d: rng.randint(1, 9) for d in digits}, rng.randint(1, 9), rng.randint(0, 9)
+        states = [start]
+        for _ in range(n):
+            states.append((states[-1] * times[states[-1]] + plus) % 10)
+        if len(set(states[:n])) == n:
+            break  # a chain that ran in a circle would repeat its lines
+    steps = [(d, times[d], d * times[d], d * times[d] + plus) for d in states[:n]]
+    text = "".join(f" so {d}*{m} is {product:02d}+{plus} is {total:02d};" for d, m, product, total in steps)
+    rules = ",".join(f"{fill()} {d}*{times[d]}" for d in digits)
+    answer = f"{steps[-1][3]:02d}"
     return Draft(
-        turns=(f"Rules:{text}. Last digits. Set {chain[0]}={start}, find {chain[-1]}.",),
-        replies=(f"{''.join(steps)} \\boxed{{{total:02d}}}",),
-        reference={"kind": "answer", "form": "boxed", "answer": f"{total:02d}"},
-        key=("algebra", start, tuple(links)),
+        turns=(f"Rules:{rules}. Last digits, plus {plus}. Start {start}, {n} steps.",),
+        replies=(f"{text} \\boxed{{{answer}}}",),
+        reference={"kind": "answer", "form": "boxed", "answer": answer},
+        key=("algebra", plus, tuple(steps)),
     )
 
 
@@ -158,7 +164,7 @@ MAKERS: dict[str, Callable[[Random, int], Draft]] = {
 }
 ENTRIES: dict[str, tuple[int, int]] = {  # least and most entries of a reply
     "pocket_word": (7, 8),
-    "pocket_algebra": (5, 5),
+    "pocket_algebra": (6, 6),
     "pocket_complete": (8, 9),
     "pocket_synth": (10, 10),
     "pocket_chat": (6, 6),
