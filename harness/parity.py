@@ -1,0 +1,207 @@
+"""Parity: does every method write what the target alone writes, at every batch size, and in the same steps?
+
+    python -m harness.parity --config pocket --target pocket                       # float32: output must be equal
+    python -m harness.parity --config pocket --target pocket --dtype float64       # step lists must be equal too
+    python -m harness.parity --config pocket --target pocket --dtype bfloat16      # differences are listed
+
+The reference is plain decoding at batch 1.  In float32 and float64 every difference is a failure (exit code 1).  In
+bfloat16 a one-row and a many-row forward take different numeric paths, so each first divergence is listed with how
+close the decision was, beside the floor: plain decoding at one batch size against another.  It knows outputs and step
+lists; it does not know how a method drafts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from harness.accept import probabilities, stream_key, uniforms
+from harness.arms import load_arm
+from harness.config import Config, ConfigError, load_config, project_path
+from harness.data import first_messages, next_turn, prompt_of, stop_strings, suite_prompts
+from harness.decode import Decoder, DecodeSettings, Prompt, Response
+from harness.target import Target
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Comparison:
+    """One method at one batch size against the reference.  divergences: place and closeness of each first one."""
+
+    method: str
+    suite: str
+    temperature: float
+    batch: int
+    responses: int = 0
+    equal: int = 0
+    divergences: list[dict[str, Any]] = field(default_factory=list)
+    steps_equal: int | None = None  # against the same method at batch 1
+    step_differences: list[str] = field(default_factory=list)
+
+
+def decode(
+    target: Target, arm: Any, prompts: Sequence[Prompt], settings: DecodeSettings, rows: int
+) -> dict[tuple[str, int], Response]:
+    """Responses by (prompt id, turn)."""
+    return {(r.prompt_id, r.turn): r for r in Decoder(target, arm, settings, rows=rows).run(prompts)}
+
+
+def closeness(target: Target, prompt: Prompt, output: Sequence[int], settings: DecodeSettings) -> float:
+    """How near the decision after `output` was: the top-2 logit gap at T = 0, else the distance of the uniform to the
+    next step of the cumulated distribution."""
+    logits = target.logits(torch.tensor([[*prompt.ids, *output]], device=target.device))[0, -1].double()
+    if settings.temperature == 0:
+        best = logits.topk(2).values
+        return float(best[0] - best[1])
+    key = np.array([stream_key(settings.seed, prompt.id, prompt.turn)], dtype=np.uint64)
+    uniform = uniforms(key, np.array([[len(prompt.ids) + len(output)]]), "target")[0, 0]
+    return float((probabilities(logits, settings.temperature).cumsum(-1) - uniform).abs().min())
+
+
+def compare(
+    target: Target,
+    prompts: Sequence[Prompt],
+    reference: dict[tuple[str, int], Response],
+    got: dict[tuple[str, int], Response],
+    settings: DecodeSettings,
+    result: Comparison,
+) -> None:
+    """Count equal outputs and describe each first divergence."""
+    for prompt in prompts:
+        expected, output = (side[prompt.id, prompt.turn].output_ids for side in (reference, got))
+        result.responses += 1
+        if expected == output:
+            result.equal += 1
+            continue
+        pairs = enumerate(zip(expected, output, strict=False))
+        at = next((i for i, (a, b) in pairs if a != b), min(len(expected), len(output)))
+        result.divergences.append(
+            {
+                "prompt_id": prompt.id,
+                "turn": prompt.turn,
+                "token": at,
+                "closeness": closeness(target, prompt, expected[:at], settings),
+            }
+        )
+
+
+def suite_parity(
+    config: Config, target: Target, arms: dict[str, Any], suite: str, temperature: float, seed: int, batches: list[int]
+) -> list[Comparison]:
+    """All methods and batch sizes on one suite at one temperature, every turn of every prompt."""
+    spec = config.suites[suite]
+    tasks = suite_prompts(suite, spec, config.data_root)
+    settings = DecodeSettings(
+        temperature=temperature,
+        seed=seed,
+        max_new_tokens=spec.max_new_tokens,
+        stop_ids=target.stop_ids,
+        stop_strings=stop_strings(tasks, target, spec.stop_strings),
+    )
+    prompts, reference, talks = [], {}, {task.id: first_messages(task) for task in tasks}
+    pending = list(tasks)
+    while pending:
+        asked = [prompt_of(task, talks[task.id], target, spec.max_new_tokens) for task in pending]
+        answers = decode(target, None, asked, settings, 1)
+        prompts, reference = [*prompts, *asked], reference | answers
+        going = []
+        for task, prompt in zip(pending, asked, strict=True):
+            text = target.decode(answers[task.id, prompt.turn].output_ids)
+            following = next_turn(task, [*talks[task.id], {"role": "assistant", "content": text}])
+            if following is not None:
+                talks[task.id] = following
+                going.append(task)
+        pending = going
+    results = []
+    for method, arm in arms.items():
+        single: dict[tuple[str, int], Response] = {}
+        for batch in sorted(batches):
+            if arm is None and batch == 1:
+                single = reference
+                continue
+            got: dict[tuple[str, int], Response] = {}
+            for turn in sorted({p.turn for p in prompts}):  # ids repeat between turns of a dialogue
+                got |= decode(target, arm, [p for p in prompts if p.turn == turn], settings, batch)
+            result = Comparison(method, suite, temperature, batch)
+            compare(target, prompts, reference, got, settings, result)
+            if batch == 1:
+                single = got
+            elif single:
+                result.steps_equal = 0
+                for key, response in got.items():
+                    same = response.accepted == single[key].accepted and response.committed == single[key].committed
+                    result.steps_equal += same
+                    if not same:
+                        result.step_differences.append(f"{key[0]} turn {key[1]}")
+            results.append(result)
+    return results
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m harness.parity", description=__doc__.split("\n")[0])
+    parser.add_argument("--config", default="pocket", help="a profile or a YAML file")
+    parser.add_argument("--target", required=True, help="a name under targets:")
+    parser.add_argument("--drafters", type=Path, help="default: <output_dir>/drafters/<target>")
+    parser.add_argument("--dtype", choices=("float32", "float64", "bfloat16"), help="default: the target's own")
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8], help="batch sizes")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--suites", nargs="+", help="default: all")
+    parser.add_argument("--out", type=Path, help="also write the comparisons as JSON")
+    arguments = parser.parse_args(argv)
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    try:
+        config = load_config(arguments.config)
+        if arguments.target not in config.targets:
+            raise ConfigError(f"no target {arguments.target!r}; there are {', '.join(config.targets)}")
+        source = config.targets[arguments.target]
+        if arguments.dtype:
+            source = source.model_copy(update={"dtype": arguments.dtype})
+        target = Target.load(source, arguments.target)
+        drafters = arguments.drafters or project_path(config.output_dir) / "drafters" / arguments.target
+        arms = {}
+        for method in config.methods:
+            folder = drafters / f"{method}-seed{arguments.seed}"
+            arms[method] = load_arm(target, method, folder if folder.is_dir() else None)
+    except ValueError as error:
+        parser.exit(2, f"{error}\n")
+    cases = [(s, t) for s in arguments.suites or config.suites for t in config.temperatures]
+    results: list[Comparison] = []
+    for suite, temperature in tqdm(cases, desc="parity"):
+        results += suite_parity(config, target, arms, suite, temperature, arguments.seed, arguments.batch)
+    if arguments.out:
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)
+        arguments.out.write_text(json.dumps([vars(r) for r in results], indent=1) + "\n", encoding="utf-8")
+    failed = report(results, source.dtype)
+    if failed and source.dtype != "bfloat16":
+        parser.exit(1, f"{failed} comparisons failed in {source.dtype}, where none may\n")
+
+
+def report(results: Sequence[Comparison], dtype: str) -> int:
+    """Print a line per comparison and every divergence; returns how many comparisons failed what `dtype` demands."""
+    failed = 0
+    print(f"{'method':<14}{'suite':<18}{'T':>4}{'batch':>7}{'equal to ar':>16}{'steps as batch 1':>19}")
+    for r in results:
+        steps = "" if r.steps_equal is None else f"{r.steps_equal}/{r.responses}"
+        equal = f"{r.equal}/{r.responses}"
+        print(f"{r.method:<14}{r.suite:<18}{r.temperature:>4g}{r.batch:>7}{equal:>16}{steps:>19}")
+        for d in r.divergences:
+            print(f"    {d['prompt_id']} turn {d['turn']}: token {d['token']}, decision {d['closeness']:.3g} apart")
+        for name in r.step_differences:
+            print(f"    other steps than at batch 1: {name}")
+        strict_steps = dtype == "float64" and bool(r.step_differences)
+        failed += bool(r.divergences) or strict_steps
+    return failed
+
+
+if __name__ == "__main__":
+    main()

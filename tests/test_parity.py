@@ -1,0 +1,79 @@
+"""The parity check itself: it passes on sound code, and it sees a difference.
+
+pytest tests/test_parity.py
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from harness.config import load_config
+from harness.decode import DecodeSettings, Prompt
+from harness.parity import Comparison, compare, decode, report, suite_parity
+from methods.config import DrafterConfig
+from methods.drafter import BlockDrafter
+from methods.runner import BlockDraftRunner
+from tests.tiny import tiny_target
+
+
+def arm_of(target):
+    config = DrafterConfig.for_target(
+        target.config,
+        method="dflash",
+        target=target.name,
+        target_fingerprint=target.fingerprint,
+        template_hash=target.template_hash,
+        thinking=None,
+        mask_token_id=260,
+        rope_theta=target.rope_theta,
+        block_size=6,
+        num_layers=1,
+        taps=(0, 2),
+    )
+    torch.manual_seed(0)
+    drafter = BlockDrafter(config, target.binding).to(target.dtype).eval()
+    return lambda rows, capacity: BlockDraftRunner(drafter, rows, capacity)
+
+
+@pytest.fixture(scope="module", params=[torch.float32, torch.float64])
+def target(request):
+    return tiny_target("llama", request.param)
+
+
+def test_a_real_drafter_writes_what_the_target_writes_in_the_same_steps_at_every_batch_size(target):
+    suites = {
+        "pocket_word": {"prompts": 3, "max_new_tokens": 14},
+        "pocket_chat": {"prompts": 2, "max_new_tokens": 14},
+    }
+    config = load_config("smoke", {"suites": suites}, check=False)
+    arms = {"ar": None, "dflash": arm_of(target)}
+    for suite, responses in (("pocket_word", 3), ("pocket_chat", 4)):
+        for temperature in (0.0, 1.0):
+            found = suite_parity(config, target, arms, suite, temperature, 0, [1, 3])
+            assert [(r.method, r.batch) for r in found] == [("ar", 3), ("dflash", 1), ("dflash", 3)]
+            assert all(r.responses == r.equal == responses for r in found)
+            assert found[-1].steps_equal == responses
+            assert report(found, "float64") == 0
+
+
+def test_a_difference_is_located_and_fails(target, capsys):
+    prompts = [Prompt("p", tuple(range(20, 40)))]
+    settings = DecodeSettings(temperature=0.0, seed=0, max_new_tokens=8)
+    reference = decode(target, None, prompts, settings, 1)
+    got = decode(target, None, prompts, settings, 1)
+    got["p", 0].output_ids[5] += 1
+    result = Comparison("x", "s", 0.0, 1)
+    compare(target, prompts, reference, got, settings, result)
+    assert (result.responses, result.equal) == (1, 0) and result.divergences[0]["token"] == 5
+    ids = [[*prompts[0].ids, *reference["p", 0].output_ids[:5]]]
+    top = target.logits(torch.tensor(ids))[0, -1].topk(2).values
+    assert result.divergences[0]["closeness"] == pytest.approx(float(top[0] - top[1]), abs=1e-6)
+    assert report([result], "float32") == 1
+    assert "token 5" in capsys.readouterr().out
+
+
+def test_other_steps_fail_in_float64_and_are_only_listed_in_float32():
+    result = Comparison("x", "s", 0.0, 8, responses=2, equal=2, steps_equal=1, step_differences=["p turn 0"])
+    assert report([result], "float64") == 1
+    assert report([result], "float32") == 0
