@@ -29,9 +29,7 @@ def gpu_ids() -> list[str]:
     if visible is not None:
         return [name.strip() for name in visible.split(",") if name.strip() not in ("", "-1")]
     try:
-        listed = subprocess.run(
-            ["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=True
-        ).stdout
+        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return []
     return [str(index) for index in range(sum(line.startswith("GPU ") for line in listed.splitlines()))]
@@ -72,9 +70,7 @@ def die_with_parent(parent: int) -> None:
 def main(argv: list[str] | None = None) -> None:
     parent = os.getppid()
     parser = argparse.ArgumentParser(prog="python -m harness.launch", description=__doc__.split("\n")[0])
-    parser.add_argument(
-        "--threads", type=int, default=0, help="CPU threads for the stage; 0 leaves them alone"
-    )
+    parser.add_argument("--threads", type=int, default=0, help="CPU threads for the stage; 0 leaves them alone")
     parser.add_argument("module", help="the stage, e.g. harness.train")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
     given = parser.parse_args(argv)

@@ -41,8 +41,7 @@ class Plan:
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Plan:
-        """From Snakemake's `config`: `profile` names the base (default pocket), everything else is laid
-        over it.
+        """From Snakemake's `config`: `profile` names the base (default pocket), everything else is laid over it.
 
         Raises ConfigError for anything that cannot be used.
         """
@@ -68,9 +67,7 @@ class Plan:
         return [f"{folder}/config.json", f"{folder}/model.safetensors"] if method in self.trained else []
 
     def drafters(self, target: str, seeds: Iterable[int]) -> list[str]:
-        return [
-            file for seed in seeds for method in self.trained for file in self.drafter(target, method, seed)
-        ]
+        return [file for seed in seeds for method in self.trained for file in self.drafter(target, method, seed)]
 
     def marks(self, name: str) -> list[str]:
         """done.json or learning_curve.csv of every drafter."""

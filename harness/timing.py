@@ -10,11 +10,9 @@ Rows (JSON lines), each with the facts of the machine:
 * `run`: one response in one repeat. `tokens` are committed ids, the prefill's included, counted alike for
   every method; `seconds` are wall time with one synchronisation at each end; `same_as_ar` says whether the
   output is that of plain decoding.
-* `first`: the first response of a method in this process, allocation and compilation included, counted
-  nowhere else.
+* `first`: the first response of a method in this process, allocation and compilation included, counted nowhere else.
 * `phases`: one response of a separate, instrumented pass: seconds by phase of the rounds, and of the rounds
-  whole (prefill excluded). Stopping the clock at every phase costs time, so speeds never come from these
-  rows.
+  whole (prefill excluded). Stopping the clock at every phase costs time, so speeds never come from these rows.
 
 Before each pass over a suite every method decodes warm-up prompts that are not counted. Only the first turn
 of a dialogue is timed.
@@ -141,9 +139,7 @@ def _interleaved(
     sync: Callable[[], None],
     seen: set[tuple[str, float]],
 ) -> Iterator[dict[str, Any]]:
-    """One repeat of one workload: each prompt by every method in turn, who goes first changing from prompt to
-    prompt.
-    """
+    """One repeat of one workload: each prompt by every method in turn, the first changing from prompt to prompt."""
     prompts = [*_warmups(load, warmup), *load.prompts]
     runs = {method: _responses(target, factory, load, prompts) for method, factory in arms.items()}
     if with_generate and load.settings.temperature == 0:

@@ -115,8 +115,7 @@ class DFlashBackbone(nn.Module):
     """The DFlash stack (section 5, appendix A.3): context features enter every layer's K and V, nothing else.
 
     The context is projected by the same `k_proj`, `v_proj` and `k_norm` as the block, without the layer's
-    input norm, at its own absolute positions.  It never meets Q, the output projection, the residual stream
-    or the MLP.
+    input norm, at its own absolute positions.  It never meets Q, the output projection, the residual stream or the MLP.
     """
 
     def __init__(self, config: DrafterConfig) -> None:

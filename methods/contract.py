@@ -117,7 +117,7 @@ class Proposal:
 
 @dataclass
 class Verdict:
-    """All that one verification learned, the rejected rows included.  What a drafter uses of it is the drafter's affair.
+    """All that one verification learned, rejected rows included.  What a drafter uses of it is the drafter's affair.
 
     accepted: [B] int64, proposals accepted, before stops and budgets (a row that stopped is never observed).
     next_token: [B] int64, the target's token after the accepted prefix: the next anchor.

@@ -30,8 +30,7 @@ class BlockDrafter(nn.Module):
 
     config: what a checkpoint says about itself.  attention: "sdpa" (any device) or "flex" (compiled on a GPU;
     on a CPU it has no backward).  draft_vocab: [V_d] ascending target ids the head predicts over, required if
-    and only if ``config.draft_vocab_size`` is set.  Raises ``ValueError`` if config, binding and draft_vocab
-    disagree.
+    and only if ``config.draft_vocab_size`` is set.  Raises ``ValueError`` if config, binding and draft_vocab disagree.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
 """Every break of tests/breaks.py is caught by the test it names.
 
-    pytest -m slow tests/test_breaks.py
+pytest -m slow tests/test_breaks.py
 """
 
 from __future__ import annotations

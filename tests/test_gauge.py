@@ -16,8 +16,14 @@ def record(**changes):
     Round 2 proposes 55 (wrong; the stale row knew), 14 (right), 15 (right): none accepted.
     """
     base = {
-        "prompt_id": "p", "suite": "s", "target": "t", "method": "dflash", "temperature": 0.0,
-        "output_ids": [10, 11, 12, 13, 14, 15, 16, 17], "accepted": [1, 0], "committed": [2, 1],
+        "prompt_id": "p",
+        "suite": "s",
+        "target": "t",
+        "method": "dflash",
+        "temperature": 0.0,
+        "output_ids": [10, 11, 12, 13, 14, 15, 16, 17],
+        "accepted": [1, 0],
+        "committed": [2, 1],
         "trace": {
             "proposals": [[11, 99, 98], [55, 14, 15]],
             "argmax": [[11, 12, 13, 77], [13, 70, 71, 72]],

@@ -97,7 +97,8 @@ def test_a_trainer_ends_when_the_process_that_started_it_is_killed(tmp_path, fla
     line = " ".join(f"'{w}'" for w in words) + "; true"
     middle = subprocess.Popen(
         [sys.executable, "-c", f"import subprocess; subprocess.run({line!r} if {shell} else {words!r}, shell={shell})"],
-        cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)},
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
     )
     wait_for(folder / "running")
     middle.kill()

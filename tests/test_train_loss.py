@@ -118,8 +118,9 @@ def test_tallies_add_up_over_batches():
     parts = []
     for seed in (0, 1):
         context, ids, lengths, blocks = scene(drafter, seed=seed)
-        parts.append(block_loss(drafter, hidden_of(drafter, context, blocks), ids, lengths, blocks, DECAY, 99,
-                                backward=False))
+        parts.append(
+            block_loss(drafter, hidden_of(drafter, context, blocks), ids, lengths, blocks, DECAY, 99, backward=False)
+        )
     both = Tally.zero(5) + parts[0] + parts[1]
     assert both.loss == pytest.approx(float(sum(p.weighted for p in parts) / sum(p.weight for p in parts)))
     assert both.accuracy[0] == float(parts[0].hits[0] + parts[1].hits[0]) / 10

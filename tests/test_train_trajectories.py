@@ -30,8 +30,12 @@ def test_responses_are_what_the_target_says_half_greedy_half_sampled(target, set
     assert [line["prompt_id"] for line in lines] == [f"t{i}" for i in range(6)]
     assert [line["temperature"] for line in lines] == [0.0, 1.0] * 3
     for line in lines:
-        decode = DecodeSettings(temperature=line["temperature"], seed=settings.seed, stop_ids=target.stop_ids,
-                                max_new_tokens=settings.max_new_tokens)
+        decode = DecodeSettings(
+            temperature=line["temperature"],
+            seed=settings.seed,
+            stop_ids=target.stop_ids,
+            max_new_tokens=settings.max_new_tokens,
+        )
         prompt = Prompt(line["prompt_id"], tuple(line["prompt_ids"]))
         assert next(iter(Decoder(target, None, decode).run([prompt]))).output_ids == line["response_ids"]
         assert tuple(target.render([{"role": "user", "content": f"say {line['prompt_id'][1:]}"}])) == prompt.ids
@@ -56,8 +60,11 @@ def test_second_turns_follow_the_answers_given(target, settings, tmp_path):
     lines = generate(target, tasks, settings.model_copy(update={"temperatures": [0.0]}), tmp_path / "p.jsonl")
     assert [(line["prompt_id"], line["turn"]) for line in lines] == [("talk", 0), ("talk", 1), ("t0", 0)]
     said = target.decode(lines[0]["response_ids"])
-    messages = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": said},
-                {"role": "user", "content": "and then?"}]
+    messages = [
+        {"role": "user", "content": "hello"},
+        {"role": "assistant", "content": said},
+        {"role": "user", "content": "and then?"},
+    ]
     assert lines[1]["prompt_ids"] == target.render(messages)
 
 

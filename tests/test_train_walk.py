@@ -18,8 +18,10 @@ def scene(tmp_path_factory):
     target = tiny_target()
     prompts = [Prompt(f"p{i}", tuple((7 * i + k) % 200 for k in range(3 + i))) for i in range(6)]
     settings = DecodeSettings(temperature=0.0, seed=0, max_new_tokens=BUDGET, stop_ids=target.stop_ids)
-    lines = [Trajectory(r.prompt_id, r.prompt_ids, tuple(r.output_ids), 0.0)
-             for r in Decoder(target, None, settings, rows=3).run(prompts)]
+    lines = [
+        Trajectory(r.prompt_id, r.prompt_ids, tuple(r.output_ids), 0.0)
+        for r in Decoder(target, None, settings, rows=3).run(prompts)
+    ]
     folder = tmp_path_factory.mktemp("walk")
     cfg = config(folder, steps=60, eval_every=1000, checkpoint_every=1000, anchors=8)
     known = Corpus(tuple(lines[:4]), tuple(lines[4:]), (), {}, 0)

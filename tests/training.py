@@ -19,17 +19,31 @@ from methods.objectives import objective
 def config(work: Path, **train: Any) -> Config:
     """A configuration for the tiny target; keyword arguments go into the ``train`` section."""
     settings = {
-        "steps": 12, "batch_sequences": 3, "anchors": 4, "eval_every": 6, "checkpoint_every": 4, "max_length": 64,
-        "heldout_prompts": 4, "walk_prompts": 2, "head_chunk": 16, "learning_rate": 3e-3, "warmup_ratio": 0.1,
+        "steps": 12,
+        "batch_sequences": 3,
+        "anchors": 4,
+        "eval_every": 6,
+        "checkpoint_every": 4,
+        "max_length": 64,
+        "heldout_prompts": 4,
+        "walk_prompts": 2,
+        "head_chunk": 16,
+        "learning_rate": 3e-3,
+        "warmup_ratio": 0.1,
     }
-    return Config.model_validate({
-        "profile": "tiny", "output_dir": str(work / "out"), "work_dir": str(work / "work"),
-        "targets": {"tiny": {"source": "nowhere"}},
-        "suites": {"gsm8k": {"source": "gsm8k", "prompts": 1, "max_new_tokens": 8}},
-        "methods": ["dflash"], "drafter": {"block_size": 6, "num_layers": 1, "taps": [0, 2]},
-        "trajectories": {"source": "gsm8k", "prompts": 6, "max_new_tokens": 12, "batch_size": 4},
-        "train": settings | train,
-    })
+    return Config.model_validate(
+        {
+            "profile": "tiny",
+            "output_dir": str(work / "out"),
+            "work_dir": str(work / "work"),
+            "targets": {"tiny": {"source": "nowhere"}},
+            "suites": {"gsm8k": {"source": "gsm8k", "prompts": 1, "max_new_tokens": 8}},
+            "methods": ["dflash"],
+            "drafter": {"block_size": 6, "num_layers": 1, "taps": [0, 2]},
+            "trajectories": {"source": "gsm8k", "prompts": 6, "max_new_tokens": 12, "batch_size": 4},
+            "train": settings | train,
+        }
+    )
 
 
 def trajectories(count: int = 14, seed: int = 0) -> list[Trajectory]:
@@ -56,8 +70,19 @@ def trainer(
     data = data or corpus(cfg)
     drafter = build_drafter(cfg, target, "dflash", seed, data.train)
     budget = cfg.train.feature_cache_gb
-    stores = Stores(*(FeatureStore(target, drafter.config.taps, part, budget)
-                      for part in (data.train, data.heldout, data.greedy)))
+    stores = Stores(
+        *(FeatureStore(target, drafter.config.taps, part, budget) for part in (data.train, data.heldout, data.greedy))
+    )
     rounds = MaskRounds(seed, cfg.train.anchors)
-    return Trainer(drafter, objective("decay", cfg.train.gamma), data, stores, rounds, cfg.train, seed, work,
-                   {"target": target.fingerprint}, **kwargs)
+    return Trainer(
+        drafter,
+        objective("decay", cfg.train.gamma),
+        data,
+        stores,
+        rounds,
+        cfg.train,
+        seed,
+        work,
+        {"target": target.fingerprint},
+        **kwargs,
+    )

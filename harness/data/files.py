@@ -24,9 +24,7 @@ class DataError(ValueError):
 
 @dataclass(frozen=True)
 class Source:
-    """One pinned split. `sha256` is of the local file's bytes, `rows_sha256` of its rows, whatever file they
-    came in.
-    """
+    """One pinned split. `sha256` is of the local file's bytes, `rows_sha256` of its rows, whatever their file."""
 
     file: str
     rows: int
@@ -104,9 +102,7 @@ def load_rows(name: str, data_dir: str | os.PathLike | None = None) -> list[dict
 
 
 def rows_digest(rows: list[dict], fields: tuple[str, ...]) -> str:
-    """SHA-256 over the pinned fields of all rows in order: equal for a local file and the same rows from a
-    hub.
-    """
+    """SHA-256 over the pinned fields of all rows in order: equal for a local file and the same rows from a hub."""
     digest = hashlib.sha256()
     for row in rows:
         digest.update(json.dumps([row[field] for field in fields], ensure_ascii=True).encode() + b"\n")

@@ -66,8 +66,7 @@ def suite_prompts(name: str, suite_cfg: Any, data_dir: DataDir = None) -> list[T
 def training_tasks(
     source: str, count: int, seed: int, data_dir: DataDir = None, shots: int | None = None
 ) -> list[Task]:
-    """Prompts whose responses the target writes for training. Never an evaluation prompt: the splits are
-    disjoint.
+    """Prompts whose responses the target writes for training. Never an evaluation prompt: the splits are disjoint.
 
     source: "pocket" (all its suites in turn), one pocket suite, or "gsm8k" (its training split without the
     shots; `seed` also draws the shots, so pass the evaluation suite's `sample_seed` and `shots` to train

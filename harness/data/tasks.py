@@ -28,8 +28,7 @@ class Task:
     turns: user messages, the second asked after the model's own first answer.
     reference: what the grader needs (`kind` names the grader).
     plain: the text for a tokenizer without chat template, after `few_shot`; None if there is no such form.
-    few_shot: text that stands before `plain`, the same for every task of a suite, so that it is computed
-        once.
+    few_shot: text that stands before `plain`, the same for every task of a suite, so that it is computed once.
     stop_strings: end a plain answer; a chat answer ends by its stop id.
     gold: replies known to be right, by turn, for the graders' self-test; may be empty.
     """

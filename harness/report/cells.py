@@ -59,9 +59,7 @@ class Settings:
 
 
 def build_cells(inputs: Inputs, settings: Settings) -> list[dict[str, Any]]:
-    """All rows, by temperature, target and method in the order of the configuration; suites, then their
-    average.
-    """
+    """All rows, by temperature, target and method in the order of the configuration; suites, then their average."""
     rows = []
     for temperature in inputs.temperatures:
         for target in inputs.targets:
@@ -119,9 +117,7 @@ def _average(
 
 
 def _intervals(inputs: Inputs, keys: Sequence[Key], settings: Settings) -> dict[str, float]:
-    """tau, tau_unclipped, accuracy and the gain over the baseline, each with its interval; the mean over
-    `keys`.
-    """
+    """tau, tau_unclipped, accuracy and the gain over the baseline, each with its interval; the mean over `keys`."""
 
     def parts(above: Callable, below: Callable, of: Sequence[Key] = keys) -> list[bootstrap.Sums]:
         return [bootstrap.sums(key.suite, inputs.records[key], above, below) for key in of]

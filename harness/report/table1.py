@@ -55,16 +55,14 @@ def table_md(cells: Sequence[Cell], reported: dict) -> str:
     parts += [
         _section(
             "Gain over dflash",
-            "Relative gain in acceptance length, paired by prompt (and by seed): the same prompts are drawn "
-            "for both "
+            "Relative gain in acceptance length, paired by prompt (and by seed): the same prompts are drawn for both "
             "methods. An interval that holds 0 shows no gain.",
             cells,
             _with_interval("gain", 1, percent=True),
         ),
         _section(
             "Accuracy",
-            "Share of responses graded right. Exact-match decoding must not change it: responses that "
-            "differ from "
+            "Share of responses graded right. Exact-match decoding must not change it: responses that differ from "
             "those of `ar` are counted in the notes.",
             cells,
             _with_interval("accuracy", 1, percent=True),
@@ -90,9 +88,7 @@ def _rows(cells: Iterable[Cell]) -> list[tuple[tuple[str, str, str], dict[str, C
 
 
 def _grid(cells: Sequence[Cell], show: Callable[[Cell], str]) -> str:
-    """One line per temperature, target and method, one column per suite; lines with nothing to show are left
-    out.
-    """
+    """One line per temperature, target and method, one column per suite; lines with nothing to show are left out."""
     suites = [*_suites(cells), AVERAGE]
     lines = []
     for key, row in _rows(cells):
@@ -158,15 +154,11 @@ def _speed(cells: Sequence[Cell]) -> str:
         "host",
     ]
     text = (
-        "All methods in one process, interleaved prompt by prompt, batch 1, first turns: total tokens over "
-        "total "
-        "seconds, median over repeats, in brackets the slowest and fastest repeat. Milliseconds a round "
-        "from a "
+        "All methods in one process, interleaved prompt by prompt, batch 1, first turns: total tokens over total "
+        "seconds, median over repeats, in brackets the slowest and fastest repeat. Milliseconds a round from a "
         "separate instrumented pass: t_ar a one-token forward of the target, t_verify the forward over all "
-        "proposals, "
-        "t_draft drafting and taking in the verdict, host everything else. Predicted = tau x t_ar / "
-        "(t_verify + "
-        "t_draft)."
+        "proposals, t_draft drafting and taking in the verdict, host everything else. Predicted = tau x t_ar / "
+        "(t_verify + t_draft)."
     )
     machines = sorted({cell["provenance"].partition("timed on ")[2] for cell in cells} - {""})
     where = "\n".join(f"Timed on {machine}." for machine in machines)
@@ -204,22 +196,17 @@ def _known(cells: Sequence[Cell]) -> str:
     if not lines:
         return ""
     text = (
-        "Of each round's verification: share of rounds with everything accepted; share that leave states "
-        "behind a "
-        "rejected token; how many; how often such a state names the token finally committed there; how "
-        "often it does "
-        "where the next draft is wrong (rescue; masks 1 to 4, all); and what an oracle choosing between the "
-        "two would "
-        "gain in acceptance length."
+        "Of each round's verification: share of rounds with everything accepted; share that leave states behind a "
+        "rejected token; how many; how often such a state names the token finally committed there; how often it does "
+        "where the next draft is wrong (rescue; masks 1 to 4, all); and what an oracle choosing between the two "
+        "would gain in acceptance length."
     )
     head = ["T", "target", "method", "suite", *names.values()]
     return f"## What the verifier knew\n\n{text}\n\n{_table(head, lines)}"
 
 
 def _reported(cells: Sequence[Cell], reported: dict) -> str:
-    """Reported numbers beside ours where target and suite are the same; else the paper's averages, for
-    orientation.
-    """
+    """Reported numbers beside ours where target and suite are the same; else the paper's averages, for orientation."""
     text = (
         "The papers count raw accepted tokens + 1, the last step uncut, as a mean of response means "
         "(`tau_unclipped` in cells.csv); ours below is under that convention."

@@ -43,8 +43,7 @@ def final_answer(text: str) -> str | None:
 
 
 def as_number(text: str) -> Fraction | None:
-    """The exact value of `$1,234.50`, `12%`, `3/4`, `\\frac{3}{4}`, `42 apples` and the like; None if there
-    is none.
+    """The exact value of `$1,234.50`, `12%`, `3/4`, `\\frac{3}{4}`, `42 apples` and the like; None if there is none.
 
     A percent sign is a unit here, as in GSM8K's references: 12% equals 12.
     """
@@ -67,9 +66,7 @@ def as_number(text: str) -> Fraction | None:
 
 
 def equal(answer: str, reference: str) -> bool:
-    """Whether two written answers mean the same number; symbolic comparison only where both are not plain
-    numbers.
-    """
+    """Whether two written answers mean the same number; symbolic comparison only where both are not plain numbers."""
     left, right = as_number(answer), as_number(reference)
     if left is not None and right is not None:
         return left == right

@@ -7,8 +7,7 @@ Knows the step lists of records. Does not know files, intervals or tables.
 * `tau_macro`: the same, but a mean of response means.
 * `tau_unclipped`: raw accepted + 1 (the last step is not cut at a stop or the budget), mean of response
   means: the convention of the DFlash code, so the one to set beside the numbers papers print.
-* `tau_with_prefill`: output tokens, the prefill's token included, over verify steps: the convention of
-  serving engines.
+* `tau_with_prefill`: output tokens, the prefill's token included, over verify steps: the convention of serving engines.
 """
 
 from __future__ import annotations

@@ -29,8 +29,7 @@ class Blocks:
 
 
 def draw(seed: int, step: int, lengths: Tensor, prompts: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """`count` anchors a row, uniform without replacement, ascending: a function of (seed, step) and nothing
-    else.
+    """`count` anchors a row, uniform without replacement, ascending: a function of (seed, step) and nothing else.
 
     lengths, prompts: [B].  Returns anchors [B, count] and keep [B, count].  A row with fewer candidates uses
     them all and pads with ``keep=False``.

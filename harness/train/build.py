@@ -27,8 +27,7 @@ log = logging.getLogger(__name__)
 def build_drafter(
     config: Config, target: Target, method: str, seed: int, trajectories: Sequence[Trajectory]
 ) -> BlockDrafter:
-    """The untrained drafter of one run, on the target's device and in its dtype.  Weights depend on `seed`
-    alone.
+    """The untrained drafter of one run, on the target's device and in its dtype.  Weights depend on `seed` alone.
 
     trajectories: training set; its most frequent tokens make the draft vocabulary, where one is asked for.
     """
@@ -63,8 +62,7 @@ def build_drafter(
 
 
 def mask_token(target: Target, settings: DrafterSettings) -> int:
-    """The id whose embedding fills the slots to be denoised: configured, or one the target never reads or
-    writes.
+    """The id whose embedding fills the slots to be denoised: configured, or one the target never reads or writes.
 
     In this order: ``drafter.mask_token_id``; the tokenizer's mask token; a special token named like a mask,
     or like an unused or reserved one; the first embedding row past the tokenizer.  Never a stop, padding or

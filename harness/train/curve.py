@@ -69,9 +69,7 @@ class Curve:
 
 
 def relative_gain(rows: Sequence[dict[str, Any]], name: str, share: float) -> float:
-    """Change of `name` from the last row at or before `share` of the last step to the last row, relative to
-    the former.
-    """
+    """Relative change of `name` from the last row at or before `share` of the last step to the last row."""
     if not rows:
         return math.nan
     before = [row for row in rows if row["step"] <= share * rows[-1]["step"]]

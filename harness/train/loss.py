@@ -26,8 +26,7 @@ from methods.objectives import Decay
 class Tally:
     """Additive sums over blocks: add those of steps, batches or machines, divide once at the end.
 
-    weighted, weight: sum of w*CE and of w.  hits, counted: [L] right argmaxes and labels, by distance from
-    the anchor.
+    weighted, weight: sum of w*CE and of w.  hits, counted: [L] right argmaxes and labels, by distance from the anchor.
     committed, blocks: sum of min(leading run + 1, tokens left) over blocks, and their number.
     """
 
@@ -81,12 +80,10 @@ def block_loss(
     progress: float = 0.0,
     backward: bool = True,
 ) -> Tally:
-    """Loss ``sum(w * CE) / sum(w)`` of one round; with `backward` its gradients are added to whatever made
-    `hidden`.
+    """Loss ``sum(w * CE) / sum(w)`` of one round; with `backward` its gradients are added to whatever made `hidden`.
 
     w: the objective's weight of a label, 0 past the response, for padding blocks, and for labels outside the
-    draft vocabulary.  chunk: label positions whose logits exist at one time.  progress: 0..1 through
-    training.
+    draft vocabulary.  chunk: label positions whose logits exist at one time.  progress: 0..1 through training.
     """
     true, valid = labels(ids, lengths, blocks, drafter.layout)
     true, valid = true.flatten(0, 1), valid.flatten(0, 1)

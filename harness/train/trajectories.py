@@ -56,8 +56,7 @@ def generate(
     stops: Sequence[str] = (),
     life: Lifeline | None = None,
 ) -> list[dict[str, Any]]:
-    """Answer every turn of every task, task ``i`` at ``settings.temperatures[i mod n]``; lines in the order
-    of `tasks`.
+    """Answer every turn of every task, task ``i`` at ``settings.temperatures[i mod n]``; lines in the order of `tasks`.
 
     partial: JSON lines of responses finished so far; each new response is appended to it, so an interrupted
     call goes on where it was.  stops: strings that end a response.

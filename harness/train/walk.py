@@ -34,11 +34,9 @@ class WalkMismatch(RuntimeError):
 
 @dataclass(frozen=True)
 class Walk:
-    """Steps of one trajectory: accepted proposals and committed tokens of each, as `harness.decode.Response`
-    has them.
+    """Steps of one trajectory: accepted proposals and committed tokens of each, as `harness.decode.Response` has them.
 
-    The last accepted count stops at the end of the trajectory: what the decoder drafts beyond is never
-    committed.
+    The last accepted count stops at the end of the trajectory: what the decoder drafts beyond is never committed.
     """
 
     accepted: tuple[int, ...]
@@ -47,9 +45,7 @@ class Walk:
 
 @dataclass
 class WalkReport:
-    """What `check` found.  near_ties: differences whose two logits are too close for FP32 to order, each with
-    its gap.
-    """
+    """What `check` found.  near_ties: differences too close for FP32 to order, each with its gap."""
 
     prompts: int
     steps: int = 0
@@ -139,8 +135,7 @@ def check(
     """Decode the prompts of `trajectories` with `drafter` and compare every step with `walks`.
 
     Raises `WalkMismatch` naming the first difference that no near tie explains.  Only float32 and wider is
-    held to that; in narrower types differences are listed and ``exact`` says that they were not demanded to
-    vanish.
+    held to that; in narrower types differences are listed and ``exact`` says that they were not demanded to vanish.
     """
     settings = DecodeSettings(
         temperature=0.0,
