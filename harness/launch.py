@@ -78,6 +78,11 @@ def main(argv: list[str] | None = None) -> None:
     if given.threads:
         os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(given.threads)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    if "OMP_WAIT_POLICY" not in os.environ:
+        # Threads that wait for each other may spin for some 50 microseconds, the gap between two small operations.
+        # The default of several milliseconds burns a core, and where another process wants one it stalls both:
+        # measured on two busy cores, a decode of 7 s took 31 to 60 s.
+        os.environ.setdefault("GOMP_SPINCOUNT", "2000")
     gpus = gpu_ids()
     if gpus:
         locks = Path(tempfile.gettempdir()) / f"blockdraft-gpus-{os.getuid()}"
