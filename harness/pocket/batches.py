@@ -49,11 +49,14 @@ def collate(rows: list[tuple[list[int], list[bool]]], length: int, pad: int) -> 
 
 
 class Batches:
-    """Endless batches (ids, labels). `easy`, the share of items with two to five entries only, and `drill`, the
-    share of exercises, may be changed between two batches; `weights` is the share of each suite.
+    """Endless batches (ids, labels). `easy`, the share of items with two to five entries only, and
+    `drill`, the share of exercises, may be changed between two batches; `weights` is the share of each
+    suite.
     """
 
-    def __init__(self, tokenizer, seed: int, weights: dict[str, float], easy: float = 0.0, drill: float = 0.0):
+    def __init__(
+        self, tokenizer, seed: int, weights: dict[str, float], easy: float = 0.0, drill: float = 0.0
+    ):
         self.tokenizer, self.easy, self.drill = tokenizer, easy, drill
         self.suites, self.odds = list(weights), list(weights.values())
         self.rng = Random(f"batches/{seed}")

@@ -1,5 +1,5 @@
-"""Drills: training-only exercises that make a small target learn to read its prompt before it learns anything
-else.
+"""Drills: training-only exercises that make a small target learn to read its prompt before it learns
+anything else.
 
 Knows two of them, copying a random sequence and recalling values of a list in another order. They are in no
 suite and no split, and their share of the training batches falls to nothing.
@@ -22,7 +22,8 @@ def copy(rng: Random) -> tuple[str, str]:
 
 
 def recall(rng: Random) -> tuple[str, str]:
-    """(prompt, reply): a list of words with two digits each, then some of them, to be given their digits again."""
+    """(prompt, reply): a list of words with two digits each, then some of them, to be given their digits
+    again."""
     words = rng.sample(WORDS, rng.randint(3, 14))
     value = {w: f"{rng.randint(0, 99):02d}" for w in words}
     asked = rng.sample(words, rng.randint(2, len(words)))

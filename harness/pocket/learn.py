@@ -192,7 +192,9 @@ def worker(
         tokens, loss_sum, label_sum = tokens + ids.numel() * world, loss_sum + loss.item(), label_sum + count
         if rank == 0 and (step + 1) % 20 == 0:
             speed = tokens / (time.time() - began)
-            bar.set_postfix(loss=f"{loss_sum / label_sum:.3f}", easy=f"{stream.easy:.2f}", tok_s=f"{speed:.0f}")
+            bar.set_postfix(
+                loss=f"{loss_sum / label_sum:.3f}", easy=f"{stream.easy:.2f}", tok_s=f"{speed:.0f}"
+            )
         if (step + 1) % 250 == 0 or step + 1 == end:
             states = muon.gather()
             if rank == 0:

@@ -8,7 +8,7 @@ follows it.
 | suite | what a reply must work out | how its values depend on each other |
 |---|---|---|
 | pocket_word | per person: amount, price of the person's good (two look-ups), product | not at all |
-| pocket_algebra | multiply-and-add steps; the last digit of one chooses the rule of the next | each on the one before |
+| pocket_algebra | multiply-and-add; the last digit chooses the next rule | each on the one before |
 | pocket_complete | per person: two-digit weight of the person's good (two look-ups) | not at all |
 | pocket_synth | persons sorted by first term; second term; difference | not at all |
 | pocket_chat | read a list back; in turn two in full, forwards or backwards | names on the name before |
@@ -48,9 +48,7 @@ def word(rng: Random, n: int) -> Draft:
     price = {g: rng.randint(2, 9) for g in goods}
     buys = {p: (rng.randint(2, 9), rng.choice(goods)) for p in names}
     table = ",".join(f" {g}{price[g]}" for g in goods)
-    facts = ".".join(
-        f"{fill()} {p} {rng.choice(VERBS)}{fill()} {q} of {g}" for p, (q, g) in buys.items()
-    )
+    facts = ".".join(f"{fill()} {p} {rng.choice(VERBS)}{fill()} {q} of {g}" for p, (q, g) in buys.items())
     facts = facts.replace("  ", " ")
     who = rng.choice(names)
     bills = {p: q * price[g] for p, (q, g) in buys.items()}
@@ -66,7 +64,8 @@ def word(rng: Random, n: int) -> Draft:
 def algebra(rng: Random, n: int) -> Draft:
     """A chain of n steps s -> s * m[s] + c, each on the last digit of the one before.
 
-    The multiplier is looked up by the value just computed, so nothing of a step is known before the last one.
+    The multiplier is looked up by the value just computed, so nothing of a step is known before the last
+    one.
     """
     fill = _filler(rng)
     digits = rng.sample(range(10), 10)
@@ -90,8 +89,8 @@ def algebra(rng: Random, n: int) -> Draft:
 
 
 def complete(rng: Random, n: int) -> Draft:
-    """A function body: the weight of each person's good, looked up through the owner; the docstring holds both
-    tables."""
+    """A function body: the weight of each person's good, looked up through the owner; the docstring holds
+    both tables."""
     fill = _filler(rng)
     names, goods = rng.sample(NAMES, n), rng.sample(GOODS, min(7, 2 + n // 2))
     weight = {g: rng.randint(11, 99) for g in goods}
@@ -115,7 +114,8 @@ def complete(rng: Random, n: int) -> Draft:
 
 
 def synth(rng: Random, n: int) -> Draft:
-    """A function from tests: from a first term to its person, the second term, and the step (last digit) between."""
+    """A function from tests: from a first term to its person, the second term, and the step (last digit)
+    between."""
     fill = _filler(rng)
     names = rng.sample(NAMES, n)
     first = dict(zip(names, rng.sample(range(n), n), strict=True))
