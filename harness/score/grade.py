@@ -17,7 +17,7 @@ from harness.score.answers import equal, final_answer
 from harness.score.code import program_of
 from harness.score.execute import run_program
 
-_LAST_DIGIT = re.compile(r"\d(?=\D*\Z)")
+_DIGIT = re.compile(r"\d")
 
 Verdict = Literal["right", "wrong", "no_answer"]
 
@@ -97,7 +97,8 @@ def broken_response(task: Task) -> str | None:
     if task.reference.get("kind", "none") == "python":
         return f"```python\n{task.reference['prompt']}    raise NotImplementedError\n```"
     gold = gold_response(task)
-    return gold and _LAST_DIGIT.sub(lambda match: str((int(match.group()) + 1) % 10), gold, count=1)
+    # every digit: the last one alone may be a decimal that the answer rounds away, or of an entry no test reads
+    return gold and _DIGIT.sub(lambda match: str((int(match.group()) + 1) % 10), gold)
 
 
 def self_test(tasks: Iterable[Task], limits: Limits | None = None, most: int = 8) -> int:
