@@ -26,11 +26,11 @@ from harness.pocket.tokenizer import train_tokenizer
 MOST_BYTES = 5_000_000
 RECIPE = Recipe(
     weights={
-        "pocket_word": 1.0,
-        "pocket_algebra": 1.0,
+        "pocket_word": 1.2,
+        "pocket_algebra": 1.5,
         "pocket_complete": 1.0,
-        "pocket_synth": 1.5,
-        "pocket_chat": 0.7,
+        "pocket_synth": 1.0,
+        "pocket_chat": 0.5,
     }
 )
 
