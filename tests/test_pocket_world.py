@@ -43,9 +43,7 @@ def test_no_combination_of_values_is_in_two_splits(suite):
     keys = {split: {d.key for d in islice(drafts(suite, split), 300)} for split in SPLITS}
     assert all(split_of(k) == split for split in SPLITS for k in keys[split])
     assert (
-        not keys["train"] & keys["eval"]
-        and not keys["train"] & keys["heldout"]
-        and not keys["eval"] & keys["heldout"]
+        not keys["train"] & keys["eval"] and not keys["train"] & keys["heldout"] and not keys["eval"] & keys["heldout"]
     )
 
 
@@ -178,9 +176,7 @@ def test_training_ids_are_those_of_the_chat_template(tokenizer):
     rendered = tokenizer.apply_chat_template(messages, tokenize=True, return_dict=False)
     ids, wanted = encode(tokenizer, item.turns, item.replies)
     assert ids == list(rendered)
-    prompt = tokenizer.apply_chat_template(
-        messages[:1], tokenize=True, add_generation_prompt=True, return_dict=False
-    )
+    prompt = tokenizer.apply_chat_template(messages[:1], tokenize=True, add_generation_prompt=True, return_dict=False)
     assert ids[: len(prompt)] == list(prompt) and wanted.index(True) == len(prompt)
 
 

@@ -54,9 +54,7 @@ class Batches:
     suite.
     """
 
-    def __init__(
-        self, tokenizer, seed: int, weights: dict[str, float], easy: float = 0.0, drill: float = 0.0
-    ):
+    def __init__(self, tokenizer, seed: int, weights: dict[str, float], easy: float = 0.0, drill: float = 0.0):
         self.tokenizer, self.easy, self.drill = tokenizer, easy, drill
         self.suites, self.odds = list(weights), list(weights.values())
         self.rng = Random(f"batches/{seed}")

@@ -92,9 +92,7 @@ def report(out: Path, work: Path, built: dict, count: int) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder of the finished target")
     parser.add_argument("--work", type=Path, default=Path("results/pocket_build"), help="checkpoints and log")
     parser.add_argument(
@@ -107,9 +105,7 @@ def main(argv: list[str] | None = None) -> int:
         help="fewer for a trial",
     )
     parser.add_argument("--count", type=int, default=100, help="eval items a suite for the report")
-    parser.add_argument(
-        "--export-only", action="store_true", help="write the target from the last checkpoint"
-    )
+    parser.add_argument("--export-only", action="store_true", help="write the target from the last checkpoint")
     args = parser.parse_args(argv)
     card = (args.out / "README.md").read_text() if (args.out / "README.md").exists() else None
     tokenizer = train_tokenizer()

@@ -26,9 +26,7 @@ def meets_limits(result: dict[str, float]) -> bool:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", type=Path, default=Path(__file__).parent / "target")
     parser.add_argument("--count", type=int, default=100, help="items a suite")
     parser.add_argument("--split", choices=("eval", "heldout", "train"), default="eval")

@@ -67,9 +67,7 @@ def extract(reference: dict, response: str) -> str | None:
 def run_code(program: str, tests: list[str], wall: float = WALL_SECONDS) -> bool:
     """True if the program runs and every test expression is true, within the limits. Never raises."""
     token = secrets.token_hex(8)
-    source = _RUNNER.format(
-        cpu=CPU_SECONDS, memory=MEMORY_BYTES, code=program, tests=list(tests), token=token
-    )
+    source = _RUNNER.format(cpu=CPU_SECONDS, memory=MEMORY_BYTES, code=program, tests=list(tests), token=token)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         try:
             child = subprocess.Popen(

@@ -149,9 +149,7 @@ def _save(path: Path, step: int, net: Net, adam, muon_states: list[dict], recipe
     os.replace(path.with_suffix(".part"), path)
 
 
-def worker(
-    rank: int, world: int, port: int, work: str, recipe: Recipe, tokenizer, stop_at: int | None = None
-) -> None:
+def worker(rank: int, world: int, port: int, work: str, recipe: Recipe, tokenizer, stop_at: int | None = None) -> None:
     """One training process. Resumes from `work/checkpoint.pt` where there is one; data of a resumed run
     is drawn anew."""
     torch.set_num_threads(1)
@@ -192,15 +190,11 @@ def worker(
         tokens, loss_sum, label_sum = tokens + ids.numel() * world, loss_sum + loss.item(), label_sum + count
         if rank == 0 and (step + 1) % 20 == 0:
             speed = tokens / (time.time() - began)
-            bar.set_postfix(
-                loss=f"{loss_sum / label_sum:.3f}", easy=f"{stream.easy:.2f}", tok_s=f"{speed:.0f}"
-            )
+            bar.set_postfix(loss=f"{loss_sum / label_sum:.3f}", easy=f"{stream.easy:.2f}", tok_s=f"{speed:.0f}")
         if (step + 1) % 250 == 0 or step + 1 == end:
             states = muon.gather()
             if rank == 0:
-                _log(
-                    folder, step + 1, tokens, time.time() - began, loss_sum / label_sum, probe(net, tokenizer)
-                )
+                _log(folder, step + 1, tokens, time.time() - began, loss_sum / label_sum, probe(net, tokenizer))
                 _save(checkpoint, step + 1, net, adam, states, recipe)
             loss_sum, label_sum = 0.0, 0
     if world > 1:
@@ -222,9 +216,7 @@ def _log(folder: Path, step: int, tokens: int, seconds: float, loss: float, seen
     tqdm.write(f"step {step} {seconds:.0f} s loss {loss:.3f} | tokens/exact: {short}")
 
 
-def train(
-    work: Path, recipe: Recipe, tokenizer, processes: int, port: int = 29571, stop_at: int | None = None
-) -> None:
+def train(work: Path, recipe: Recipe, tokenizer, processes: int, port: int = 29571, stop_at: int | None = None) -> None:
     """Trains to `recipe.steps` (or `stop_at`), resuming from `work`; `processes` single-threaded
     workers."""
     work.mkdir(parents=True, exist_ok=True)
@@ -233,6 +225,4 @@ def train(
     if processes == 1:
         worker(0, 1, port, str(work), recipe, tokenizer, stop_at)
         return
-    torch.multiprocessing.spawn(
-        worker, args=(processes, port, str(work), recipe, tokenizer, stop_at), nprocs=processes
-    )
+    torch.multiprocessing.spawn(worker, args=(processes, port, str(work), recipe, tokenizer, stop_at), nprocs=processes)

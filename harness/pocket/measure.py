@@ -25,9 +25,7 @@ def load_target(folder: str | Path):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     if not (Path(folder) / "config.json").exists():
-        raise OSError(
-            f"no target in {folder}: config.json is missing; build one with python -m harness.pocket.build"
-        )
+        raise OSError(f"no target in {folder}: config.json is missing; build one with python -m harness.pocket.build")
     model = AutoModelForCausalLM.from_pretrained(str(folder), dtype=torch.float32).eval()
     return model, AutoTokenizer.from_pretrained(str(folder))
 
@@ -37,9 +35,7 @@ def respond(model, tokenizer, turns: Sequence[str], batch: int = 25, what: str =
     """Greedy replies to single-turn prompts, special tokens removed, in the order given. Batches are
     padded on the left."""
     texts = [
-        tokenizer.apply_chat_template(
-            [{"role": "user", "content": t}], add_generation_prompt=True, tokenize=False
-        )
+        tokenizer.apply_chat_template([{"role": "user", "content": t}], add_generation_prompt=True, tokenize=False)
         for t in turns
     ]
     replies: list[str] = []

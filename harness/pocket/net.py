@@ -41,9 +41,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 def rotary(length: int, shape: NetShape, device=None) -> tuple[Tensor, Tensor]:
     """cos and sin, each [length, head_dim], in Qwen's rotate-half layout."""
-    inverse = shape.rope_theta ** (
-        -torch.arange(0, shape.head_dim, 2, device=device).float() / shape.head_dim
-    )
+    inverse = shape.rope_theta ** (-torch.arange(0, shape.head_dim, 2, device=device).float() / shape.head_dim)
     angle = torch.arange(length, device=device).float()[:, None] * inverse[None]
     angle = torch.cat([angle, angle], dim=-1)
     return angle.cos(), angle.sin()
@@ -72,9 +70,7 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, hidden_future: Tensor) -> Tensor:
         s, (batch, length, _) = self.shape, x.shape
-        qkv = F.linear(rms_norm(x, self.norm1, s.eps), self.qkv.to(x.dtype)).view(
-            batch, length, -1, s.head_dim
-        )
+        qkv = F.linear(rms_norm(x, self.norm1, s.eps), self.qkv.to(x.dtype)).view(batch, length, -1, s.head_dim)
         q, k, v = qkv.transpose(1, 2).split([s.heads, s.kv_heads, s.kv_heads], dim=1)
         q = rotate(rms_norm(q, self.q_norm, s.eps), cos, sin)
         k = rotate(rms_norm(k, self.k_norm, s.eps), cos, sin)
@@ -117,9 +113,7 @@ class Net(nn.Module):
         """Sum of cross-entropies over `labels` [B, T] that are not -100; label t is the token that
         follows ids[:, t]."""
         hidden = self(ids, dtype).flatten(0, 1)
-        return F.cross_entropy(
-            self.logits(hidden).float(), labels.flatten(), ignore_index=-100, reduction="sum"
-        )
+        return F.cross_entropy(self.logits(hidden).float(), labels.flatten(), ignore_index=-100, reduction="sum")
 
 
 def to_transformers(net: Net, token_ids: dict[str, int]):
