@@ -43,8 +43,9 @@ class RaggedCache:
                 f"capacity of {self.capacity}; allocate prompt + max_new_tokens + block"
             )
         for row, start in zip(rows, starts, strict=True):
-            if start + width < min(end, self._touched[row]):
-                self._zero(row, start + width, min(end, self._touched[row]))
+            if start + width < min(end, self._touched[row]):  # once per sequence: afterwards nothing is left to zero
+                self._zero(row, start + width, self._touched[row])
+                self._touched[row] = start + width
             self._touched[row] = max(self._touched[row], start + width)
         return Step(self, list(rows), starts, width)
 
