@@ -27,6 +27,14 @@ FORMATS = ("png", "pdf", "svg")
 GREYS = ("0.85", "0.65", "0.45", "0.25", "0.95", "0.75")
 HATCHES = ("", "///", "...", "xxx", "\\\\\\", "+++")
 LINES = ("-", "--", ":", "-.")
+#: What a column of learning_curve.csv is, with its unit.
+TITLES = {
+    "loss": "training loss (nats)",
+    "heldout_ce": "held-out cross-entropy (nats)",
+    "accuracy_1": "held-out accuracy, first proposal",
+    "accept_random_anchor": "tokens per block, training anchors",
+    "accept_walk": "tokens per verify step, held-out walk",
+}
 #: No dates and no random ids in the files: the same cells give the same figure.
 STYLE = {"svg.hashsalt": "figure", "figure.constrained_layout.use": True, "font.size": 9}
 METADATA = {"png": {"Software": None}, "pdf": {"CreationDate": None}, "svg": {"Date": None}}
@@ -63,7 +71,7 @@ def draw_acceptance(cells: Sequence[Cell]) -> Any:
                 linewidth=0.6,
             )
         axis.axhline(1, color="black", linewidth=0.6, linestyle=":")
-        axis.set_xticks(range(len(suites)), suites)
+        axis.set_xticks(range(len(suites)), [name.replace("_", "\n", 1) for name in suites])  # two lines: no overlap
         axis.set_ylabel("tokens per verify step")
         axis.set_title(f"{target}, T = {float(temperature):g} (bars: 95 % interval; dotted: no drafter)")
         axis.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
@@ -90,7 +98,7 @@ def draw_training(curves: dict[str, list[dict[str, str]]]) -> Any:
             if points:
                 axis.plot(*zip(*points, strict=True), LINES[index % len(LINES)], color="black", label=label, lw=1)
         axis.set_xlabel("step")
-        axis.set_title(name.replace("_", " "))
+        axis.set_title(TITLES[name], fontsize=9)
     axes[0][0].legend(frameon=False)
     return figure
 
