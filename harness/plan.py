@@ -152,7 +152,7 @@ def content_digest(path: Path | None) -> str | None:
     if path is None:
         return None
     hasher = hashlib.sha256()
-    for file in sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]:
+    for file in sorted(p for p in path.rglob("*") if p.is_file() and p.suffix != ".md") if path.is_dir() else [path]:
         hasher.update(f"{file.relative_to(path) if path.is_dir() else file.name}\0".encode())
         state = file.stat()
         big = state.st_size > HASHED_BYTES
