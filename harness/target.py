@@ -287,13 +287,16 @@ class Target:
         cache.commit(0, 7)
         self.forward((ids[:, 7:12] + 1).remainder(self.vocab_size), cache, [0], logits="none")  # rolled back
         resumed = self.forward(ids[:, 7:], cache, [0]).logits
+        plain = self.logits(ids)
         scale = reference.float().abs().max().clamp(min=1.0).item()
-        bound = {torch.float32: 1e-3, torch.float64: 1e-8}.get(self.dtype, 5e-2) * scale
-        for what, got, expected in (
-            ("logits without a cache differ from the model's own", self.logits(ids), reference),
-            ("logits after a rollback differ from a fresh pass", resumed, reference[:, 7:]),
+        # transformers computes norms and rotations in float32 whatever the dtype, so float64 agrees no better with it.
+        loose = 1e-3 if self.dtype.itemsize >= 4 else 5e-2
+        tight = 1e-8 if self.dtype == torch.float64 else loose
+        for what, got, expected, bound in (
+            ("logits without a cache differ from the model's own", plain, reference, loose * scale),
+            ("logits after a rollback differ from a fresh pass", resumed, plain[:, 7:], tight * scale),
         ):
-            gap = (got.float() - expected.float()).abs().max().item()
+            gap = (got.double() - expected.double()).abs().max().item()
             if not gap <= bound:  # NaN fails too
                 raise TargetError(
                     f"target {self.name}: {what} by {gap:.3g} (allowed {bound:.3g}); models whose memory cannot be cut "

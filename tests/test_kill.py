@@ -66,7 +66,10 @@ def until(condition, what: str):
 
 def trainer_of(pipeline: psutil.Popen) -> psutil.Process | None:
     for child in pipeline.children():
-        line = child.cmdline()
+        try:
+            line = child.cmdline()
+        except psutil.Error:  # it ended while we looked
+            continue
         if "harness.train" in line and "-m" in line and "harness.launch" not in line:
             return child
     return None

@@ -123,6 +123,12 @@ def test_self_test_passes_for_supported_architectures(target):
     target.self_test()
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["qwen3", "gemma3", "llama", "qwen2"])
+def test_self_test_passes_in_every_dtype(kind, dtype):
+    tiny_target(kind, dtype).self_test()
+
+
 def test_stop_ids_are_the_union_and_must_lie_in_the_vocabulary():
     model = tiny_model("llama")
     model.generation_config.eos_token_id = [5, 9]
