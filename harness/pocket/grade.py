@@ -8,44 +8,22 @@ Reference, kind "answer": `form` ("answer" or "boxed"), `answer` (two digits). K
 that stands before the response), `setup` (helpers that stand after it), `tests` (expressions that must be
 true). Kind "none": unscored.
 
-Code runs in a process group of its own with limits on wall time, CPU time and memory, in an empty folder,
-without the project's packages. This stops accidents, not attacks: a model's code is untrusted, run
-foreign models in a container.
+How code is run, and what that does not protect from, is `harness.score.execute`'s affair.
 """
 
 from __future__ import annotations
 
 import ast
-import os
 import re
-import secrets
-import signal
-import subprocess
-import sys
-import tempfile
 from typing import Literal
+
+from harness.score.execute import run_program
 
 Grade = Literal["right", "wrong", "no_answer"]
 
 WALL_SECONDS = 5.0
-CPU_SECONDS = 3
-MEMORY_BYTES = 512 * 2**20
+MEMORY_MB = 512
 FORMS = {"answer": re.compile(r"answer\s*=\s*(-?\d+)"), "boxed": re.compile(r"\\boxed\{\s*(-?\d+)\s*\}")}
-
-_RUNNER = """
-import resource, sys
-resource.setrlimit(resource.RLIMIT_CPU, ({cpu}, {cpu}))
-resource.setrlimit(resource.RLIMIT_AS, ({memory}, {memory}))
-resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-scope = {{}}
-exec({code!r}, scope)
-for test in {tests!r}:
-    if not eval(test, scope):
-        sys.exit(1)
-sys.__stdout__.write({token!r})
-sys.__stdout__.flush()
-"""
 
 
 def extract(reference: dict, response: str) -> str | None:
@@ -66,40 +44,8 @@ def extract(reference: dict, response: str) -> str | None:
 
 def run_code(program: str, tests: list[str], wall: float = WALL_SECONDS) -> bool:
     """True if the program runs and every test expression is true, within the limits. Never raises."""
-    token = secrets.token_hex(8)
-    source = _RUNNER.format(cpu=CPU_SECONDS, memory=MEMORY_BYTES, code=program, tests=list(tests), token=token)
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        try:
-            child = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                cwd=folder,
-                env={"PATH": os.defpath},
-                start_new_session=True,
-            )
-        except OSError:
-            return False
-        try:
-            output, _ = child.communicate(source.encode(errors="replace"), timeout=wall)
-            return child.returncode == 0 and output.endswith(token.encode())
-        except (subprocess.TimeoutExpired, OSError, ValueError):
-            return False
-        finally:
-            _end_group(child)
-
-
-def _end_group(child: subprocess.Popen) -> None:
-    """Ends the child and whatever it started (it leads a session, so its id is its group's)."""
-    try:
-        os.killpg(child.pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        pass
-    child.wait()
-    for pipe in (child.stdin, child.stdout):
-        if pipe and not pipe.closed:
-            pipe.close()
+    checks = "\n".join(f"assert ({test})" for test in tests)
+    return run_program(f"{program}\n{checks}\n", seconds=wall, memory_mb=MEMORY_MB).status == "passed"
 
 
 def grade(reference: dict, response: str) -> Grade:
