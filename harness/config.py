@@ -240,6 +240,13 @@ class Config(Section):
                 raise ValueError(f"unknown method {name!r}{hint}; valid methods: {', '.join(valid)}")
         return values
 
+    def target(self, name: str) -> TargetConfig:
+        """The settings of one target.  Raises ConfigError that lists the targets there are."""
+        if name not in self.targets:
+            known = ", ".join(self.targets)
+            raise ConfigError(f"no target {name!r}{nearest(name, self.targets)}; the configuration has {known}")
+        return self.targets[name]
+
     @property
     def data_root(self) -> Path | None:
         """The folder with the real suites' files, or None for a hub."""

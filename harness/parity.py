@@ -26,7 +26,7 @@ from tqdm import tqdm
 
 from harness.accept import probabilities, stream_key, uniforms
 from harness.arms import load_arm
-from harness.config import Config, ConfigError, load_config, project_path
+from harness.config import Config, load_config, project_path
 from harness.data import first_messages, next_turn, prompt_of, stop_strings, suite_prompts
 from harness.decode import Decoder, DecodeSettings, Prompt, Response
 from harness.target import Target
@@ -161,9 +161,7 @@ def main(argv: list[str] | None = None) -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     try:
         config = load_config(arguments.config)
-        if arguments.target not in config.targets:
-            raise ConfigError(f"no target {arguments.target!r}; there are {', '.join(config.targets)}")
-        source = config.targets[arguments.target]
+        source = config.target(arguments.target)
         if arguments.dtype:
             source = source.model_copy(update={"dtype": arguments.dtype})
         target = Target.load(source, arguments.target)

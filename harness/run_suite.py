@@ -172,10 +172,9 @@ def main(argv: list[str] | None = None) -> None:
         torch.set_num_threads(arguments.threads)
     try:
         config = load_config(arguments.config)
-        for key, value in (("targets", arguments.target), ("suites", arguments.suite)):
-            if value not in getattr(config, key):
-                raise ConfigError(f"no {value!r} under {key}; there are {', '.join(getattr(config, key))}")
-        target = Target.load(config.targets[arguments.target], arguments.target)
+        if arguments.suite not in config.suites:
+            raise ConfigError(f"no suite {arguments.suite!r}; the configuration has {', '.join(config.suites)}")
+        target = Target.load(config.target(arguments.target), arguments.target)
         records = run_suite(
             config,
             target,

@@ -168,3 +168,10 @@ def test_configuration_and_plan_import_neither_torch_nor_snakemake():
     code = "import sys, harness.config, harness.plan; print([m for m in ('torch', 'snakemake') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_unknown_target_is_an_error_that_names_the_nearest_and_lists_all():
+    config = load_config("pocket", check=False)
+    assert config.target("pocket") is config.targets["pocket"]
+    with pytest.raises(ConfigError, match=r"no target 'poket' .did you mean 'pocket'\?.; the configuration has pocket"):
+        config.target("poket")

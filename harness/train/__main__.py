@@ -49,14 +49,13 @@ def run(config: Config, name: str, method: str, seed: int, trajectories: Path, o
     chosen = recipe(method)
     if not chosen.drafts:
         raise ConfigError(f"method {method!r} has no drafter to train; it is the target alone")
-    if name not in config.targets:
-        raise ConfigError(f"no target {name!r}; the configuration has {', '.join(config.targets)}")
+    source = config.target(name)
     settings = config.train
     if settings.threads:
         torch.set_num_threads(settings.threads)
     lines, manifest = read_trajectories(trajectories)
     corpus = split(lines, manifest, settings.max_length, settings.heldout_prompts, settings.walk_prompts)
-    target = Target.load(config.targets[name], name)
+    target = Target.load(source, name)
     refuse_strangers(target, corpus)
     drafter = build_drafter(config, target, method, seed, corpus.train)
     describe(corpus, drafter)

@@ -23,7 +23,7 @@ import torch
 from tqdm import tqdm
 
 from harness import stage
-from harness.config import Config, ConfigError, SuiteConfig, TrajectoriesConfig, load_config
+from harness.config import Config, SuiteConfig, TrajectoriesConfig, load_config
 from harness.data import (
     DataError,
     Task,
@@ -247,8 +247,6 @@ def main(argv: list[str] | None = None) -> None:
         torch.set_num_threads(arguments.threads)
     try:
         config = load_config(arguments.config)
-        if arguments.target not in config.targets:
-            raise ConfigError(f"no target {arguments.target!r}; the configuration has {', '.join(config.targets)}")
         run(config, arguments.target, arguments.out)
     except (ValueError, RunLocked) as error:
         parser.exit(2, f"{error}\n")
@@ -256,7 +254,7 @@ def main(argv: list[str] | None = None) -> None:
 
 def run(config: Config, name: str, out: Path) -> dict[str, Any]:
     """Generate (or finish generating) the trajectories of one target and publish them in `out`."""
-    target = Target.load(config.targets[name], name)
+    target = Target.load(config.target(name), name)
     tasks = tasks_of(config, target)
     facts = facts_of(target, config, name, tasks)
     work = Path(config.work_dir) / "trajectories" / name
