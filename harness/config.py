@@ -141,7 +141,8 @@ class TrainConfig(Section):
     threads: int = Field(0, ge=0)
     """CPU threads of the trainer; 0: as many as torch chooses.  Sums depend on it in their last bit."""
     plateau_percent: float = Field(2.0, gt=0)
-    """Held-out cross-entropy improving by less over the last quarter of the steps is at its plateau."""
+    """At its plateau: held-out cross-entropy improves by less over the last quarter of the steps, and accept_walk
+    over the last third."""
     stop_at_plateau: bool = False
     """Stop there; otherwise the plateau is only recorded."""
     wall_time_minutes: float | None = Field(None, gt=0)

@@ -2,12 +2,14 @@
 
 import csv
 import logging
+import math
 
 import pytest
 import torch
 from tiny import tiny_target
 from training import config, trainer
 
+from harness.train.curve import Curve
 from harness.train.guard import Stopped
 
 
@@ -151,3 +153,16 @@ def test_the_estimate_changes_no_weight_and_names_time_and_memory(target, tmp_pa
     text = run.estimate().text(12)
     assert same(weights(run), before) and all(p.grad is None for p in run.drafter.parameters())
     assert "GB" in text and "12 steps" in text
+
+
+@pytest.mark.parametrize(
+    ("ce", "walk", "flat"),
+    [([2.0, 1.0, 0.995], [3.0, 3.0, 3.0], True), ([2.0, 1.0, 0.9], [3.0, 3.0, 3.0], False)]
+    + [([2.0, 1.0, 0.995], [3.0, 3.0, 3.3], False), ([2.0, 1.0, 0.995], [math.nan] * 3, True)],
+)
+def test_a_plateau_needs_a_still_loss_and_a_still_walk(ce, walk, flat):
+    rows = [
+        {"step": 60 + 20 * i, "heldout_ce": c, "accept_walk": w} for i, (c, w) in enumerate(zip(ce, walk, strict=True))
+    ]
+    rows[1]["step"] = 66  # at or before two thirds of the last step, so that it is where both gains are counted from
+    assert Curve(rows).flat(2.0) is flat

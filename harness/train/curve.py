@@ -52,9 +52,17 @@ class Curve:
         )
 
     def flat(self, percent: float) -> bool:
-        """Held-out CE improved by less than `percent` over the last quarter of the steps so far."""
-        gain = relative_gain(self.rows, "heldout_ce", 0.75)
-        return not math.isnan(gain) and -gain * 100 < percent
+        """Held-out CE improved by less than `percent` over the last quarter of the steps so far, and `accept_walk`,
+        where it is measured, gained less than that over the last third.
+
+        A curve may stand still before it climbs (a drafter of two layers learns to look things up only after a
+        thousand steps and more), so a flat curve proves a plateau only to whoever has seen a longer one.
+        """
+        better = relative_gain(self.rows, "heldout_ce", 0.75)
+        if math.isnan(better) or -better * 100 >= percent:
+            return False
+        longer = self.walk_gain()
+        return math.isnan(longer) or longer * 100 < percent
 
     def walk_gain(self) -> float:
         """Relative gain of accept_walk over the last third of the steps so far; nan if the curve is too short."""
