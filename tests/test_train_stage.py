@@ -3,8 +3,10 @@
 import json
 
 import pytest
-from tiny import tiny_target
+from tiny import tiny_model, tiny_target
+from tokenizers import Tokenizer, models
 from training import config
+from transformers import PreTrainedTokenizerFast
 
 from harness.config import ConfigError, DrafterSettings
 from harness.data import Task
@@ -114,6 +116,22 @@ def test_the_mask_token_is_one_the_target_never_reads_or_writes(target):
             mask_token(target, DrafterSettings(mask_token_id=bad))
     with pytest.raises(TargetError, match="prompt 'p'"):
         refuse_mask_in_text(chosen, [Trajectory("p", (1, chosen), (2, 3), 0.0)])
+
+
+@pytest.mark.parametrize("word", ["(mask", ".mask", "\u2581mask", "(mask)", "[unused", "reserved_"])
+def test_a_word_of_the_vocabulary_is_no_mask_token(word):
+    core = Tokenizer(models.BPE(vocab={"a": 0, word: 1}, merges=[]))
+    plain = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|end|>")
+    plain.add_tokens(["mask", "mask."])
+    assert mask_token(Target(tiny_model("llama"), plain, "plain"), DrafterSettings()) == len(plain) == 5
+    plain.add_tokens(["<unused0>", "[MASK]"])  # added after the others, and not as special tokens
+    assert mask_token(Target(tiny_model("llama"), plain, "plain"), DrafterSettings()) == 6
+
+
+def test_a_vocabulary_with_gaps_is_passed_at_its_highest_id():
+    core = Tokenizer(models.BPE(vocab={"a": 0, "b": 2, "c": 3}, merges=[]))
+    gappy = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="a")
+    assert len(gappy) == 3 and mask_token(Target(tiny_model("llama"), gappy, "gappy"), DrafterSettings()) == 4
 
 
 def test_the_draft_vocabulary_is_the_frequent_tokens_and_the_stops(target):

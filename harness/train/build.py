@@ -64,9 +64,10 @@ def build_drafter(
 def mask_token(target: Target, settings: DrafterSettings) -> int:
     """The id whose embedding fills the slots to be denoised: configured, or one the target never reads or writes.
 
-    In this order: ``drafter.mask_token_id``; the tokenizer's mask token; a special token named like a mask,
-    or like an unused or reserved one; the first embedding row past the tokenizer.  Never a stop, padding or
-    beginning token, and always inside the embedding.  Raises `TargetError` if there is none.
+    In this order: ``drafter.mask_token_id``; the tokenizer's mask token; an added token named like a mask, or
+    like an unused or reserved one; the first embedding row past the tokenizer.  Never a word of the learned
+    vocabulary that nobody named, never a stop, padding or beginning token, and always inside the embedding.
+    Raises `TargetError` if there is none.
     """
     tokenizer, rows = target.tokenizer, target.model.get_input_embeddings().weight.shape[0]
     taken = set(target.stop_ids) | {
@@ -82,14 +83,16 @@ def mask_token(target: Target, settings: DrafterSettings) -> int:
             )
         return settings.mask_token_id
     vocabulary = tokenizer.get_vocab()
-    named = [
+    added = {*map(str, tokenizer.added_tokens_decoder.values()), *tokenizer.all_special_tokens}
+    named = [  # in brackets of some kind: an added token may be a word of text too
         token_id
-        for pattern in (r"\W*mask\W*", r"\W*(unused|reserved)\w*\W*")
-        for token, token_id in sorted(vocabulary.items(), key=lambda item: item[1])
-        if re.fullmatch(pattern, token, re.IGNORECASE) and not token.isalnum()
+        for pattern in (r"\W+mask\W+", r"\W+(unused|reserved)\w*\W+")
+        for token_id, token in sorted((vocabulary[token], token) for token in added if token in vocabulary)
+        if re.fullmatch(pattern, token, re.IGNORECASE)
     ]
     own = getattr(tokenizer, "mask_token_id", None)
-    for token_id in [*([] if own is None else [own]), *named, len(tokenizer)]:
+    past = max(vocabulary.values()) + 1  # ids may have gaps, so their number does not tell
+    for token_id in [*([] if own is None else [own]), *named, past]:
         if token_id < rows and token_id not in taken:
             return token_id
     raise TargetError(
