@@ -67,7 +67,7 @@ class Target:
         self._tapped: dict[int, Tensor] = {}
         self._hooked: set[int] = set()
         self._narrow: tuple[Tensor, Tensor, Tensor | None] | None = None
-        self._as_ours(True)
+        self.use_our_attention(True)
         self._lean = self._find_lean()
         self.stop_ids = self._find_stop_ids()
 
@@ -269,14 +269,14 @@ class Target:
         drafted wrongly and rolled back in between; and checks that `embed` and `head` are what the model itself uses.
         """
         ids = (torch.arange(12, device=self.device) * 7919 + 11).remainder(self.vocab_size)[None]
-        self._as_ours(False)
+        self.use_our_attention(False)
         seen: list[Tensor] = []
         hook = self.layers[0].register_forward_pre_hook(lambda _m, args: seen.append(args[0]) if args else None)
         try:
             reference = self.model(input_ids=ids, use_cache=False).logits
         finally:
             hook.remove()
-            self._as_ours(True)
+            self.use_our_attention(True)
         if seen and not torch.equal(seen[0], self.embed(ids)):
             raise TargetError(
                 f"target {self.name}: its first layer does not receive what its embedding module returns; a drafter "
@@ -303,8 +303,8 @@ class Target:
                     "back (recurrent or compressing layers) cannot verify drafts"
                 )
 
-    def _as_ours(self, ours: bool) -> None:
-        """Run the model with our attention, or exactly as transformers would."""
+    def use_our_attention(self, ours: bool) -> None:
+        """Run the model with our attention, or exactly as transformers would (which takes a millisecond to switch)."""
         stock = "sdpa" if getattr(self.config, "attn_logit_softcapping", None) is None else "eager"
         self.model.set_attn_implementation(RAGGED if ours else stock)
 

@@ -111,7 +111,7 @@ def test_output_equals_autoregressive_for_every_acceptance(target, temperature, 
 def test_plain_decoding_equals_transformers_generate(target):
     prompt = prompts(1)[0]
     ours = plain(target, [prompt], settings(new=24))[0].output_ids
-    target._as_ours(False)
+    target.use_our_attention(False)
     try:
         theirs = target.model.generate(
             torch.tensor([prompt.ids]),
@@ -122,7 +122,7 @@ def test_plain_decoding_equals_transformers_generate(target):
             pad_token_id=0,
         )[0, len(prompt.ids) :].tolist()
     finally:
-        target._as_ours(True)
+        target.use_our_attention(True)
     assert ours == theirs
 
 

@@ -30,11 +30,11 @@ def target(request):
 
 def test_our_forward_equals_the_models_own_past_the_sliding_window(target):
     ours = target.logits(IDS)
-    target._as_ours(False)
+    target.use_our_attention(False)
     try:
         theirs = target.model(input_ids=IDS, use_cache=False).logits
     finally:
-        target._as_ours(True)
+        target.use_our_attention(True)
     torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=1e-4)
 
 
