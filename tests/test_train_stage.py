@@ -149,5 +149,5 @@ def test_command_lines_explain_themselves(main, capsys):
 
 def test_a_mistake_on_the_command_line_is_one_line_and_code_2(capsys):
     with pytest.raises(SystemExit) as ended:
-        stage.main(["--config", "paper", "--target", "qwen3-4b", "--method", "dflsh", "--out", "nowhere"])
+        stage.main(["--config", "laptop", "--target", "model", "--method", "dflsh", "--out", "nowhere"])
     assert ended.value.code == 2 and capsys.readouterr().err.startswith("unknown method 'dflsh'")

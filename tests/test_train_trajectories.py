@@ -6,10 +6,11 @@ import pytest
 from tiny import tiny_target
 from training import config
 
-from harness.data import DataError, Task
+from harness.data import DataError, Task, TaskError
+from harness.data.prompt_file import prompt_file
 from harness.decode import Decoder, DecodeSettings, Prompt
 from harness.train.corpus import read_trajectories
-from harness.train.trajectories import generate, prompt_file, publish, sample_text
+from harness.train.trajectories import generate, publish, sample_text, tasks_of
 
 
 @pytest.fixture(scope="module")
@@ -80,10 +81,25 @@ def test_published_shards_are_read_back_with_their_facts(target, settings, tmp_p
     assert "[[supervised:]]" in sample_text(target, lines[0])
 
 
-def test_prompts_longer_than_the_context_are_refused_before_any_work(target, settings, tmp_path):
-    tasks = [*TASKS, Task("long", "s", ("x" * target.max_positions,))]
-    with pytest.raises(ValueError, match="long"):
-        generate(target, tasks, settings.model_copy(update={"temperatures": [0.0]}), tmp_path / "part.jsonl")
+@pytest.mark.parametrize(
+    ("task", "words"),
+    [
+        (Task("long", "s", ("x" * 3000,)), "long"),
+        (Task("answer", "s", ("x" * 2034,)), r"answer: \d+ tokens .* 1 answers of up to 12 .* 2048 positions"),
+        (Task("talk", "s", ("x", "y" * 3000)), "talk"),
+        (Task("budgets", "s", tuple("x" * 200)), r"budgets: .* 200 answers of up to 12"),
+    ],
+    ids=lambda value: getattr(value, "id", ""),
+)
+@pytest.mark.parametrize("place", [0, 1], ids=["first-temperature", "second-temperature"])
+def test_a_prompt_that_cannot_fit_the_context_is_refused_before_any_work(
+    target, settings, tmp_path, monkeypatch, task, words, place
+):
+    monkeypatch.setattr(Decoder, "run", lambda *args: pytest.fail("decoded something"))
+    tasks = [*TASKS]
+    tasks[place] = task
+    with pytest.raises(TaskError, match=words):
+        generate(target, tasks, settings, tmp_path / "part.jsonl")
     assert not (tmp_path / "part.jsonl").exists()
 
 
@@ -104,6 +120,42 @@ def test_prompt_files_hold_prompts_or_turns(tmp_path):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     tasks = prompt_file(path, 2)
     assert [(task.id, task.turns) for task in tasks] == [("mine/000001", ("one",)), ("b", ("x", "y"))]
-    path.write_text('{"text": "no"}\n')
-    with pytest.raises(DataError, match="line 1"):
-        prompt_file(path, 2)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ('{"text": "no"}', "prompt is None"),
+        ('{"prompt": 5}', "prompt is 5"),
+        ('{"prompt": "  "}', "prompt is '  '"),
+        ('{"turns": "abc"}', "turns is 'abc'"),
+        ('{"turns": []}', r"turns is \[\]"),
+        ('{"turns": ["a", 2]}', r"turns is \['a', 2\]"),
+        ('"abc"', "'abc' is no JSON object"),
+        ('{"prompt": "broken', "not a JSON object"),
+        (b'{"prompt": "\xff"}', "not a JSON object"),
+        ('{"id": ["a"], "prompt": "x"}', r"id is \['a'\]"),
+        ('{"id": "first", "prompt": "x"}', "id 'first' is that of line 1 too"),
+    ],
+)
+def test_a_line_that_is_no_prompt_is_refused_with_its_file_and_number(tmp_path, line, words):
+    path = tmp_path / "mine.jsonl"
+    line = line if isinstance(line, bytes) else line.encode()
+    path.write_bytes(b'{"id": "first", "prompt": "good"}\n\n' + line + b"\n")
+    with pytest.raises(DataError, match=f"mine.jsonl, line 3: {words}.*write "):
+        prompt_file(path, 1)
+
+
+def test_only_a_newline_ends_a_line_of_a_prompt_file(tmp_path):
+    path = tmp_path / "mine.jsonl"
+    path.write_text('{"prompt": "one\u2028two"}\r\n{"prompt": "three"}', encoding="utf-8")
+    assert [task.turns for task in prompt_file(path, 9)] == [("one\u2028two",), ("three",)]
+
+
+def test_a_prompt_file_is_looked_up_from_the_project_root(target, tmp_path, monkeypatch):
+    (tmp_path / "mine.jsonl").write_text('{"prompt": "one"}\n')
+    monkeypatch.setattr("harness.config.ROOT", tmp_path)
+    cfg = config(tmp_path)
+    trajectories = cfg.trajectories.model_copy(update={"source": "mine.jsonl"})
+    cfg = cfg.model_copy(update={"trajectories": trajectories, "suites": {}})
+    assert [task.turns for task in tasks_of(cfg, target)] == [("one",)]

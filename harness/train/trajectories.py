@@ -23,10 +23,11 @@ import torch
 from tqdm import tqdm
 
 from harness import stage
-from harness.config import Config, SuiteConfig, TrajectoriesConfig, load_config
+from harness.config import Config, SuiteConfig, TrajectoriesConfig, load_config, project_path
 from harness.data import (
     DataError,
     Task,
+    TaskError,
     first_messages,
     next_turn,
     prompt_of,
@@ -36,6 +37,7 @@ from harness.data import (
     suite_prompts,
     training_tasks,
 )
+from harness.data.prompt_file import prompt_file
 from harness.decode import Decoder, DecodeSettings, Prompt
 from harness.records import read_records, write_records
 from harness.target import Target
@@ -60,9 +62,12 @@ def generate(
 
     partial: JSON lines of responses finished so far; each new response is appended to it, so an interrupted
     call goes on where it was.  stops: strings that end a response.
+    Raises before the first response `DataError` for no tasks, `TaskError` for one that cannot be asked to its end.
     """
     if not tasks:
         raise DataError("there are no training prompts; set trajectories.prompts to at least 1")
+    for task in tasks:
+        refuse_overlong(task, target, settings.max_new_tokens)
     temperatures = [settings.temperatures[i % len(settings.temperatures)] for i in range(len(tasks))]
     done = {(r["prompt_id"], r["turn"], r["temperature"]): r for r in read_records(partial, repair=True)}
     talks = {task.id: first_messages(task) for task in tasks}
@@ -97,6 +102,22 @@ def generate(
         turn += 1
     order = {task.id: i for i, task in enumerate(tasks)}
     return [lines[key] for key in sorted(lines, key=lambda key: (order[key[0]], key[1]))]
+
+
+def refuse_overlong(task: Task, target: Target, max_new_tokens: int) -> None:
+    """Raise TaskError unless all turns of `task`, with an answer of `max_new_tokens` to each, fit the context.
+
+    Found at its last turn, a dialogue would stop the run after the work of all the others.
+    """
+    silent = {"role": "assistant", "content": ""}
+    messages = [message for turn in task.turns for message in ({"role": "user", "content": turn}, silent)][:-1]
+    asked, turns = len(prompt_of(task, messages, target).ids), len(task.turns)
+    if asked + turns * max_new_tokens > target.max_positions:
+        raise TaskError(
+            f"{task.id}: {asked} tokens of prompt and {turns} answers of up to {max_new_tokens} do not fit the "
+            f"{target.max_positions} positions of {target.name}; lower trajectories.max_new_tokens, or shorten the "
+            "prompt or take it out"
+        )
 
 
 def _answer(
@@ -188,36 +209,11 @@ def facts_of(target: Target, config: Config, name: str, tasks: Sequence[Task]) -
     }
 
 
-def prompt_file(path: Path, count: int) -> list[Task]:
-    """The first `count` prompts of a JSON-line file: ``{"prompt": text}`` or ``{"turns": [text, ...]}``,
-    ``id`` optional.
-
-    Raises `DataError` for a missing or empty file, or a line that is neither.
-    """
-    if not path.is_file():
-        raise DataError(f"prompt file {path} does not exist; correct trajectories.source")
-    tasks = []
-    for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        if not text.strip():
-            continue
-        row = json.loads(text)
-        turns = row.get("turns") or ([row["prompt"]] if row.get("prompt") else None)
-        if not turns:
-            raise DataError(f'{path}, line {number}: no prompt; give {{"prompt": ...}} or {{"turns": [...]}}')
-        plain = turns[0] if len(turns) == 1 else None
-        tasks.append(Task(str(row.get("id", f"{path.stem}/{number:06d}")), path.stem, tuple(turns), plain=plain))
-    if not tasks:
-        raise DataError(f"prompt file {path} is empty; there is nothing to train on")
-    if len(tasks) < count:
-        log.warning("%s holds %d prompts, trajectories.prompts asks for %d", path, len(tasks), count)
-    return tasks[:count]
-
-
 def tasks_of(config: Config, target: Target) -> list[Task]:
     """The training prompts of a configuration, none of which is an evaluation prompt of one of its suites."""
     settings, data = config.trajectories, config.data_root
     if settings.source.endswith(".jsonl"):
-        tasks = prompt_file(Path(settings.source), settings.prompts)
+        tasks = prompt_file(project_path(settings.source), settings.prompts)
     else:
         # A base model is trained behind the few-shot prefix it will be measured behind.
         twin = twin_suite(config)
