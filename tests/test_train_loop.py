@@ -3,6 +3,7 @@
 import csv
 import logging
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -145,6 +146,29 @@ def test_a_loss_that_is_not_finite_stops_without_touching_the_saved_state(target
     with pytest.raises(FloatingPointError, match="learning_rate"):
         run.run()
     assert (tmp_path / "state.pt").read_bytes() == before
+
+
+def test_an_infinite_loss_is_not_saved_though_its_gradient_is_finite(target, tmp_path):
+    run = trainer(target, config(tmp_path), tmp_path)
+    run.tally = replace(run.tally, weighted=torch.tensor(math.inf))
+    with pytest.raises(FloatingPointError, match="the loss became inf.*learning_rate"):
+        run._save()
+    assert not (tmp_path / "state.pt").exists()
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+def test_a_gradient_that_is_not_finite_moves_no_weight_and_leaves_the_saved_state(target, tmp_path, reference, value):
+    cfg = config(tmp_path, checkpoint_every=1)
+    run = trainer(target, cfg, tmp_path)
+    last = list(run.drafter.parameters())[-1]
+    last.register_hook(lambda gradient: torch.full_like(gradient, value) if run.step == 7 else None)
+    with pytest.raises(
+        FloatingPointError, match=rf"step 7: the norm of the gradient is {value};.*step 7.*learning_rate"
+    ):
+        run.run()
+    assert all(bool(value.isfinite().all()) for value in weights(run).values())
+    resumed, _ = finish(target, cfg, tmp_path)
+    assert same(weights(resumed), reference[0])
 
 
 def test_the_estimate_changes_no_weight_and_names_time_and_memory(target, tmp_path):

@@ -62,6 +62,25 @@ def test_chunked_loss_and_gradients_equal_the_plain_ones(chunk, vocab):
         torch.testing.assert_close(gradient, reference[name], rtol=1e-9, atol=1e-12, msg=name)
 
 
+class Scaled(Decay):
+    """Decay times a constant that the division must take out again."""
+
+    def weights(self, offsets, losses=None, hits=None):
+        return super().weights(offsets) * 1234.567
+
+
+def test_in_bfloat16_the_sum_of_weights_keeps_its_bits():
+    drafter = drafting.drafter(dtype=torch.bfloat16)
+    context, ids, lengths, blocks = scene(drafter)
+    hidden = hidden_of(drafter, context.to(torch.bfloat16), blocks).detach()
+    norms = []
+    for objective in (DECAY, Scaled(3.0)):
+        leaf = hidden.clone().requires_grad_()
+        block_loss(drafter, leaf, ids, lengths, blocks, objective, 99)
+        norms.append(float(leaf.grad.float().norm()))
+    assert norms[1] == pytest.approx(norms[0], rel=5e-4)
+
+
 def test_rounds_through_a_detached_context_leaf_equal_one_backward_pass():
     drafter = drafting.drafter()
     context, ids, lengths, blocks = scene(drafter)

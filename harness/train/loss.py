@@ -109,8 +109,9 @@ def block_loss(
                 if g is not None:
                     sum_ += g
     if backward:
-        # The weights may depend on the losses (D-PACE), so their sum is known only now.
-        scale = 1 / tally.weight.to(gradient.dtype).clamp(min=torch.finfo(gradient.dtype).tiny)
+        # The weights may depend on the losses (D-PACE), so their sum is known only now.  It stays a number: as a tensor
+        # of the gradient's dtype it would lose all but eight of its bits in bfloat16.
+        scale = 1 / max(float(tally.weight), torch.finfo(torch.float32).tiny)
         flat.backward(gradient * scale)
         for parameter, sum_ in zip(trained, sums, strict=True):
             parameter.grad = sum_ * scale if parameter.grad is None else parameter.grad + sum_ * scale

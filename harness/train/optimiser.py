@@ -46,11 +46,16 @@ class MasterAdamW:
         self.adamw = torch.optim.AdamW([g for g in groups if g["params"]], lr=0.0, fused=True)
 
     def step(self, rate: float) -> Tensor:
-        """Clip, update at `rate`, and clear the gradients.  Returns the gradient norm before clipping (a scalar)."""
+        """Clip, update at `rate`, and clear the gradients.  Returns the gradient norm before clipping (a scalar).
+
+        Raises FloatingPointError, with no weight and no moment moved, if that norm is not finite.
+        """
         for parameter, master in zip(self.parameters, self.masters, strict=True):
             if master is not parameter:
                 master.grad = None if parameter.grad is None else parameter.grad.float()
         norm = nn.utils.clip_grad_norm_(self.masters, self.clip)
+        if not torch.isfinite(norm):
+            raise FloatingPointError(f"the norm of the gradient is {float(norm)}")
         for group in self.adamw.param_groups:
             group["lr"] = rate
         self.adamw.step()
