@@ -11,6 +11,7 @@ import pytest
 
 from harness.data import Task, suite_prompts
 from harness.pocket.world import SCORED
+from harness.score import answers
 from harness.score import grade as grading
 from harness.score.answers import as_number, equal, final_answer
 from harness.score.code import program_of
@@ -52,7 +53,8 @@ def python_task():
         ("42 apples", "42"),
         ("x = 9", "9"),
         ("9\\text{ cm}", "9"),
-        ("2\\sqrt{4}", "4"),
+        ("\\sqrt{8}", "2\\sqrt{2}"),
+        ("x+1", "1+x"),
     ],
 )
 def test_equal_answers(answer, reference):
@@ -62,7 +64,7 @@ def test_equal_answers(answer, reference):
 @pytest.mark.parametrize(
     ("answer", "reference"),
     [("421", "42"), ("58.5", "58500"), ("-7", "7"), ("", "1"), ("4 2", "42"), ("1/0", "1"), ("\\frac{1}{", "1"),
-     ("9" * 500, "9"), ("nan", "1"), ("1,2", "12")],
+     ("9" * 500, "9"), ("nan", "1"), ("1,2", "12"), ("x+2", "1+x"), ("\\frac{", "\\sqrt{2}")],
 )  # fmt: skip
 def test_unequal_answers(answer, reference):
     assert not equal(answer, reference)
@@ -79,12 +81,37 @@ def test_unequal_answers(answer, reference):
         ("\\boxed 9", "9"),
         ("\\boxed{9", "9"),
         ("none at all", None),
+        ("## Solution\n9 and 9.\n#### Answer:\n18 dollars", "18"),
+        ("So it is 18.\n#### Check 2", "18"),
+        ("So it is 18.\n## Step 3", "18"),
+        ("9 and 9.\n#### Final answer: 18\nof 20", "Final answer: 18"),
+        ("So it is 18.\n#### **Check**", "18"),
+        ("#### 2. Add them up\n9 + 9 = 18", "18"),
+        ("#### $18\n4 left over", "$18"),
+        ("#### **18** dollars\nof 20", "**18** dollars"),
+        ("it is 10-18", "18"),
+        ("that is 20 - (2)-18", "18"),
+        ("it is -18", "-18"),
         ("", None),
         ("####", None),
     ],
 )
 def test_the_last_explicit_answer_counts_before_the_last_number(text, found):
     assert final_answer(text) == found
+
+
+@pytest.mark.parametrize("text", ["9^{9^{9}}", "\\boxed{9^{9^{9}}}", "#### 9^{9^{9}}"])
+def test_a_tower_of_powers_is_graded_at_once(text):
+    start = time.monotonic()
+    assert grade(number_task("18"), text).verdict == "wrong" and not equal(text, "18")
+    assert time.monotonic() - start < 1
+
+
+def test_a_symbolic_comparison_ends_at_its_limit(monkeypatch):
+    monkeypatch.setattr(answers, "SYMBOLIC_SECONDS", 2.0)
+    start = time.monotonic()
+    assert not equal("9^{9^{9}}", "\\sqrt{2}")
+    assert time.monotonic() - start < 5
 
 
 def test_number_grades_tell_no_answer_from_a_wrong_one():
