@@ -161,9 +161,9 @@ class Trainer:
             self.optimiser.step(self._rate(self.step))
         except FloatingPointError as error:
             raise FloatingPointError(
-                f"step {self.step}: {error}; no weight was moved, and the last saved state (step {self._saved}) is "
-                f"untouched. Lower train.learning_rate ({self.settings.learning_rate:g}), which starts the run over, or "
-                "give the target dtype float32"
+                f"step {self.step}: {error}; no weight was moved, and the last saved state (step {self._saved}) "
+                f"is untouched. Lower train.learning_rate ({self.settings.learning_rate:g}), which starts the run over, "
+                "or give the target dtype float32"
             ) from error
         self.step += 1
         self.seconds += time.perf_counter() - start

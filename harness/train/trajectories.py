@@ -111,7 +111,7 @@ def refuse_overlong(task: Task, target: Target, max_new_tokens: int) -> None:
     """
     silent = {"role": "assistant", "content": ""}
     messages = [message for turn in task.turns for message in ({"role": "user", "content": turn}, silent)][:-1]
-    asked, turns = len(prompt_of(task, messages, target).ids), len(task.turns)
+    asked, turns = len(prompt_of(task, messages, target, max_new_tokens).ids), len(task.turns)
     if asked + turns * max_new_tokens > target.max_positions:
         raise TaskError(
             f"{task.id}: {asked} tokens of prompt and {turns} answers of up to {max_new_tokens} do not fit the "
