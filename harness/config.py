@@ -21,6 +21,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from harness.config_errors import ConfigError, explain, nearest
+from harness.pocket.world import SUITES as POCKET_SUITES
 from methods.recipes import RECIPES
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -29,6 +30,8 @@ SCHEMA = PROFILES / "schema.json"
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 SuiteSource = Literal["pocket", "gsm8k", "humaneval"]
+#: What training prompts can come from, beside a .jsonl file.
+TRAINING_SOURCES = ("pocket", *POCKET_SUITES, "gsm8k")
 
 
 class Section(BaseModel):
@@ -77,7 +80,7 @@ class DrafterSettings(Section):
     block_size: int = Field(16, ge=2)
     alignment: Literal["same", "next"] = "same"
     num_proposals: int | None = Field(None, gt=0)
-    """Proposals a round; null: as many as the block can hold."""
+    """Proposals a round; null: block_size - 1, in either alignment, though `next` could propose one more."""
     num_layers: int = Field(1, gt=0)
     taps: list[int] | None = None
     """Target layers whose outputs are read; null: spread evenly from layer 1 to the third from last."""
@@ -101,13 +104,22 @@ class DrafterSettings(Section):
 
 class TrajectoriesConfig(Section):
     source: str = "pocket"
-    """pocket, one pocket suite, gsm8k (its training split), or a .jsonl file of prompts."""
+    """pocket, one pocket suite, gsm8k (its training split), or a .jsonl file of prompts.  A relative path is looked up
+    from the current folder, then from the project root."""
     prompts: int = Field(gt=0)
     max_new_tokens: int = Field(gt=0)
     temperatures: list[float] = [0.0, 1.0]
     """The prompts are shared out evenly over these: a drafter that serves T = 0 and T = 1 sees both."""
     batch_size: int = Field(32, gt=0)
     seed: int = Field(0, ge=0)
+
+    @field_validator("source")
+    @classmethod
+    def known_source(cls, source: str) -> str:
+        if source not in TRAINING_SOURCES and not source.endswith(".jsonl"):
+            hint = nearest(source, TRAINING_SOURCES)
+            raise ValueError(f"unknown{hint}; valid: {', '.join(TRAINING_SOURCES)}, or a .jsonl file of prompts")
+        return source
 
     @field_validator("temperatures")
     @classmethod
@@ -371,6 +383,12 @@ def check_paths(config: Config) -> None:
         raise ConfigError(f"data_dir or HARNESS_DATA_DIR is {str(root)!r}: no such folder; correct or remove it")
     for target in config.targets.values():
         local_source(target)
+    prompts = config.trajectories.source
+    if prompts not in TRAINING_SOURCES and not project_path(prompts).is_file():
+        raise ConfigError(
+            f"trajectories.source is {prompts!r}: no such file here or in {ROOT}; correct the path, or name one of "
+            f"{', '.join(TRAINING_SOURCES)}"
+        )
 
 
 def schema_text() -> str:

@@ -9,6 +9,7 @@ import yaml
 
 from harness.config import (
     SCHEMA,
+    TRAINING_SOURCES,
     ConfigError,
     TargetConfig,
     dump,
@@ -86,6 +87,7 @@ def test_every_mistake_is_reported_at_once():
         ({"temperatures": [-1]}, ["temperatures", "below 0"]),
         ({"targets": {"pocket": {"dtype": "float8"}}}, ["targets.pocket.dtype", "float8", "bfloat16"]),
         ({"suites": {"pocket_word": {"source": "gms8k"}}}, ["suites.pocket_word.source", "gms8k", "gsm8k"]),
+        ({"trajectories": {"source": "pokcet"}}, ["trajectories.source", "'pokcet'", "'pocket'", "gsm8k", ".jsonl"]),
         ({"drafter": {"block_size": 8, "num_proposals": 8}}, ["num_proposals is 8", "at most 7"]),
         ({"train": {"walk_prompts": 99}}, ["walk_prompts is 99", "heldout_prompts"]),
         ({"train": {"learning_rate": float("nan")}}, ["train.learning_rate", "nan"]),
@@ -136,6 +138,25 @@ def test_path_that_is_not_there_is_an_error_before_anything_runs(source):
 
 def test_hub_id_is_left_for_the_hub():
     assert local_source(TargetConfig(source="someone/some-model")) is None
+
+
+def test_prompt_file_that_is_not_there_is_an_error_before_anything_runs(tmp_path, monkeypatch):
+    with pytest.raises(ConfigError, match=r"trajectories.source is 'no/such.jsonl': no such file"):
+        load_config("pocket", {"trajectories": {"source": "no/such.jsonl"}})
+    (tmp_path / "mine.jsonl").write_text('{"prompt": "x"}\n')
+    monkeypatch.chdir(tmp_path)
+    assert load_config("pocket", {"trajectories": {"source": "mine.jsonl"}}).trajectories.source == "mine.jsonl"
+
+
+def test_training_sources_are_those_that_can_be_loaded():
+    from harness.data import DataError, training_tasks
+
+    for source in TRAINING_SOURCES:
+        if source != "gsm8k":  # needs its file
+            assert len(training_tasks(source, 5, 0)) == 5
+    with pytest.raises(DataError) as caught:
+        training_tasks("pokcet", 5, 0)
+    assert set(str(caught.value).split("valid: ")[1].split(", ")) == set(TRAINING_SOURCES)
 
 
 def test_missing_data_folder_is_an_error(tmp_path, monkeypatch):

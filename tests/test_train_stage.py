@@ -13,7 +13,7 @@ from harness.data import Task
 from harness.gauge import main as gauge_main
 from harness.target import Target, TargetError
 from harness.train import __main__ as stage
-from harness.train.build import draft_vocab, mask_token, refuse_mask_in_text
+from harness.train.build import build_drafter, draft_vocab, mask_token, refuse_mask_in_text
 from harness.train.corpus import Trajectory
 from harness.train.trajectories import facts_of, generate, publish
 from harness.train.trajectories import main as trajectories_main
@@ -132,6 +132,14 @@ def test_a_vocabulary_with_gaps_is_passed_at_its_highest_id():
     core = Tokenizer(models.BPE(vocab={"a": 0, "b": 2, "c": 3}, merges=[]))
     gappy = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="a")
     assert len(gappy) == 3 and mask_token(Target(tiny_model("llama"), gappy, "gappy"), DrafterSettings()) == 4
+
+
+@pytest.mark.parametrize("alignment", ["same", "next"])
+def test_unset_proposals_are_one_less_than_the_block_in_either_alignment(target, tmp_path, alignment):
+    cfg = config(tmp_path)
+    cfg = cfg.model_copy(update={"drafter": DrafterSettings(block_size=8, alignment=alignment, taps=[0, 2])})
+    assert build_drafter(cfg, target, "dflash", 0, []).config.num_proposals == 7
+    assert "null: block_size - 1, in either alignment" in DrafterSettings.model_fields["num_proposals"].description
 
 
 def test_the_draft_vocabulary_is_the_frequent_tokens_and_the_stops(target):

@@ -162,7 +162,7 @@ class Trainer:
         except FloatingPointError as error:
             raise FloatingPointError(
                 f"step {self.step}: {error}; no weight was moved, and the last saved state (step {self._saved}) "
-                f"is untouched. Lower train.learning_rate ({self.settings.learning_rate:g}), which starts the run over, "
+                f"is untouched. Lower train.learning_rate ({self.settings.learning_rate:g}), which starts over, "
                 "or give the target dtype float32"
             ) from error
         self.step += 1
