@@ -5,6 +5,10 @@ It knows logits, proposals and random numbers; it does not know caches, models o
 Randomness is counter-based: the uniform at an absolute position depends on (seed, prompt id, turn, position) and on a
 stream, on nothing else, not on the batch, the method or the round.  Under exact match the target's sample at a position
 is its inverse CDF at that uniform, so the output at T > 0 is token-identical to plain decoding for every drafter.
+
+Proposals alone are drawn by (anchor, slot): a position that was refused is drafted again in the next round, and a
+relay makes that draft depend on what was refused.  The same uniform twice would then make proposals that do not follow
+the q they are judged by, and rejection sampling would no longer emit the target's distribution.
 """
 
 from __future__ import annotations
@@ -30,13 +34,16 @@ def stream_key(seed: int, prompt_id: str, turn: int) -> int:
 def uniforms(keys: np.ndarray, positions: np.ndarray, stream: str) -> np.ndarray:
     """One uniform in [0, 1) per key and position, float64 [B, S].
 
-    keys: [B] uint64 from `stream_key`; positions: [B, S] absolute positions of the tokens to be drawn.  The mix is the
-    finaliser of SplitMix64 (Steele, Lea and Flood 2014) applied twice, once to bind the stream and once the position.
+    keys: [B] uint64 from `stream_key`; positions: [B, S] absolute positions of the tokens to be drawn.
     """
+    return (_bits(keys, positions, stream) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def _bits(keys: np.ndarray, counters: np.ndarray, stream: str) -> np.ndarray:  # [B], [B, S] -> [B, S] uint64
+    """The finaliser of SplitMix64 (Steele, Lea and Flood 2014) twice: once to bind the stream, once the counter."""
     with np.errstate(over="ignore"):
         bound = _mix(keys.astype(np.uint64) + np.uint64(STREAMS[stream]) * _GOLDEN)
-        mixed = _mix(bound[:, None] + (positions.astype(np.uint64) + np.uint64(1)) * _GOLDEN)
-    return (mixed >> np.uint64(11)).astype(np.float64) * 2.0**-53
+        return _mix(bound[:, None] + (counters.astype(np.uint64) + np.uint64(1)) * _GOLDEN)
 
 
 def _mix(x: np.ndarray) -> np.ndarray:
@@ -75,6 +82,12 @@ class Draws:
         """Uniforms for the tokens at anchor+1 .. anchor+count."""
         positions = self.anchors[:, None] + 1 + np.arange(count)[None, :]
         return torch.from_numpy(uniforms(self.keys, positions, stream)).to(device)
+
+    def of_proposals(self, count: int, device: torch.device) -> Tensor:  # -> [B, count] float64
+        """Uniforms for the proposals after this anchor, which no other round sees: see the head of this module."""
+        keys = _bits(self.keys, self.anchors[:, None], "draft")[:, 0]
+        slots = np.broadcast_to(np.arange(count), (len(keys), count))
+        return torch.from_numpy(uniforms(keys, slots, "draft")).to(device)
 
 
 def target_choice(logits: Tensor, temperature: float, draws: Draws) -> Tensor:  # [B, S, V] -> [B, S]

@@ -24,6 +24,7 @@ from harness.target import Target
 from methods.contract import SENTINEL, Drafter, Proposal, Sampling, Verdict
 
 ACCEPT_RULES = ("exact", "rejection")
+PROPOSALS = ("greedy", "sampled")
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class DecodeSettings:
     """How to decode.  Raises ``ValueError`` for a combination that would silently decode something else.
 
     accept: "exact" (the target's own choice decides) or "rejection" (residual sampling; needs temperature > 0).
-    sample_drafts: draw proposals at `temperature` instead of taking the drafter's argmax (rejection only).
+    proposals: "greedy" (the drafter's argmax) or "sampled" (drawn at `temperature`; rejection only).
     trace: keep, per step, the proposals and the target's argmax at every verify row.
     """
 
@@ -50,20 +51,22 @@ class DecodeSettings:
     stop_ids: tuple[int, ...] = ()
     stop_strings: tuple[str, ...] = ()
     accept: str = "exact"
-    sample_drafts: bool = False
+    proposals: str = "greedy"
     trace: bool = False
 
     def __post_init__(self) -> None:
         if self.accept not in ACCEPT_RULES:
             raise ValueError(f"accept is {self.accept!r}; use one of {', '.join(ACCEPT_RULES)}")
+        if self.proposals not in PROPOSALS:
+            raise ValueError(f"proposals is {self.proposals!r}; use one of {', '.join(PROPOSALS)}")
         if not self.temperature >= 0:
             raise ValueError(f"temperature is {self.temperature}; it must be at least 0")
         if self.max_new_tokens < 1:
             raise ValueError(f"max_new_tokens is {self.max_new_tokens}; it must be at least 1")
         if self.accept == "rejection" and self.temperature == 0:
             raise ValueError("accept is 'rejection' at temperature 0; greedy decoding is accept: exact")
-        if self.sample_drafts and self.accept != "rejection":
-            raise ValueError("sample_drafts needs accept: rejection; exact match verifies greedy drafts")
+        if self.proposals == "sampled" and self.accept != "rejection":
+            raise ValueError("proposals: sampled needs accept: rejection; exact match verifies greedy proposals")
 
 
 @dataclass
@@ -225,7 +228,7 @@ class Decoder:
         stop = self.rule.first_stop([], state.output)[1]
         if stop is None and self.drafter is not None:
             pieces.append(out.taps[0])
-            self.drafter.start(torch.tensor([row], device=first.device), [torch.cat(pieces)], first)
+            self.drafter.start(torch.tensor([row]), [torch.cat(pieces)], first)
         return state, stop
 
     # -- a round -------------------------------------------------------------------------------------------------
@@ -237,21 +240,23 @@ class Decoder:
         device = self.target.device
         anchors = torch.tensor([s.output[-1] for s in states], device=device)
         draws = Draws(np.array([s.key for s in states], dtype=np.uint64), np.array([s.anchor for s in states]))
-        row_index = torch.tensor(rows, device=device)
+        row_index = torch.tensor(rows)  # stays on the host: a drafter asks for its numbers, and must not wait for them
         with self.clock.phase("draft"):
             proposal = self._propose(row_index, draws)
         with self.clock.phase("verify"):
-            ids = torch.cat([anchors[:, None], proposal.tokens], dim=1)
+            # A slot nobody drafted is noticed below, with all else that is transferred; until then it is no valid id.
+            tokens = proposal.tokens.clamp(min=0)
+            ids = torch.cat([anchors[:, None], tokens], dim=1)
             out = self.target.forward(ids, self.cache, rows, taps=self.taps)
         with self.clock.phase("accept"):
             if self.settings.accept == "exact":
-                accepted, chosen = accept_exact(out.logits, proposal.tokens, self.settings.temperature, draws)
+                accepted, chosen = accept_exact(out.logits, tokens, self.settings.temperature, draws)
             else:
-                accepted, chosen = accept_rejection(
-                    out.logits, proposal.tokens, proposal.q, self.settings.temperature, draws
-                )
-            # The one transfer of a round: accepted, next token, proposals.
+                accepted, chosen = accept_rejection(out.logits, tokens, proposal.q, self.settings.temperature, draws)
+            # The decoder's one transfer of a round (a trace is another): accepted, next token, proposals.
             host = torch.cat([accepted[:, None], chosen[:, None], proposal.tokens], dim=1).tolist()
+            if any(SENTINEL in drafted for _, _, *drafted in host):
+                raise ValueError("a slot of the proposals was never drafted (sentinel left); the drafter is at fault")
             argmax = out.logits.argmax(dim=-1).tolist() if self.settings.trace else None
         with self.clock.phase("commit"):
             ended, going = [], []
@@ -265,7 +270,8 @@ class Decoder:
                 else:
                     ended.append((row, state, stop))
         with self.clock.phase("observe"):
-            self._observe(row_index, going, Verdict(accepted, chosen, proposal.tokens, out.taps))
+            counts = torch.tensor([count for count, *_ in host])
+            self._observe(row_index, going, Verdict(counts, chosen, tokens, out.taps))
         for row, _, _ in ended:
             del active[row]
             self._release(row)
@@ -273,10 +279,10 @@ class Decoder:
 
     def _propose(self, rows: Tensor, draws: Draws) -> Proposal:
         if self.drafter is None:
-            return Proposal(torch.zeros(len(rows), 0, dtype=torch.int64, device=rows.device))
+            return Proposal(torch.zeros(len(rows), 0, dtype=torch.int64, device=self.target.device))
         sampling = None
-        if self.settings.sample_drafts:
-            drawn = draws.at("draft", self.num_proposals, rows.device)
+        if self.settings.proposals == "sampled":
+            drawn = draws.of_proposals(self.num_proposals, self.target.device)
             sampling = Sampling(self.settings.temperature, drawn)
         proposal = self.drafter.propose(rows, sampling)
         if proposal.tokens.shape != (len(rows), self.num_proposals):
@@ -284,8 +290,6 @@ class Decoder:
                 f"drafter returned proposals of shape {tuple(proposal.tokens.shape)}, "
                 f"expected {(len(rows), self.num_proposals)}"
             )
-        if bool((proposal.tokens == SENTINEL).any()):
-            raise ValueError("a slot of the proposal buffer was never drafted (sentinel left); the drafter is at fault")
         if sampling is not None and proposal.q is None:
             raise ValueError("sampled proposals came without their distribution q; rejection sampling needs it")
         return proposal
@@ -304,7 +308,7 @@ class Decoder:
         if self.drafter is None or not going:
             return
         if len(going) < len(rows):
-            keep = torch.tensor(going, device=rows.device)
+            keep = torch.tensor(going)
             rows = rows[keep]
             verdict = Verdict(
                 verdict.accepted[keep], verdict.next_token[keep], verdict.proposals[keep], verdict.taps[keep]
@@ -314,7 +318,7 @@ class Decoder:
     def _release(self, row: int) -> None:
         self.cache.reset(row)
         if self.drafter is not None:
-            self.drafter.release(torch.tensor([row], device=self.target.device))
+            self.drafter.release(torch.tensor([row]))
 
     def _finish(self, state: _Row, stop: str) -> Response:
         trace = {"proposals": state.proposals, "argmax": state.argmax} if self.settings.trace else None

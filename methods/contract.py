@@ -119,7 +119,7 @@ class Proposal:
 class Verdict:
     """All that one verification learned, rejected rows included.  What a drafter uses of it is the drafter's affair.
 
-    accepted: [B] int64, proposals accepted, before stops and budgets (a row that stopped is never observed).
+    accepted: [B] int64 on the CPU, proposals accepted, before stops and budgets (a row that stopped is never observed).
     next_token: [B] int64, the target's token after the accepted prefix: the next anchor.
     proposals: [B, K] int64.
     taps: [B, K+1, F], concatenated tapped hidden states of the anchor and of every proposal.
@@ -132,7 +132,10 @@ class Verdict:
 
 
 class Drafter(Protocol):
-    """A drafter as the decoder sees it.  Rows are slots of the batch; each advances at its own pace."""
+    """A drafter as the decoder sees it.  Rows are slots of the batch; each advances at its own pace.
+
+    `rows` stays on the CPU, where its numbers are needed: the decoder reads every result of a round in one transfer.
+    """
 
     #: K, the number of proposals every call of `propose` returns.
     num_proposals: int

@@ -33,6 +33,7 @@ class ScriptedDrafter:
         self.cached: dict[int, int] = {}
         self.shown: list[tuple[int, Verdict]] = []
         self.released: list[int] = []
+        self.prompt_taps: dict[int, Tensor] = {}  # by length of the prompt
 
     def start(self, rows: Tensor, prompt_taps: Sequence[Tensor], anchors: Tensor) -> None:
         for row, taps, anchor in zip(rows.tolist(), prompt_taps, anchors.tolist(), strict=True):
@@ -40,6 +41,7 @@ class ScriptedDrafter:
             assert self.truth[which][0] == anchor
             self.at[row] = [which, 0, 0]
             self.cached[row] = taps.shape[0]
+            self.prompt_taps[which] = taps
 
     def propose(self, rows: Tensor, sampling: Sampling | None = None) -> Proposal:
         tokens = []
@@ -54,7 +56,9 @@ class ScriptedDrafter:
     def observe(self, rows: Tensor, verdict: Verdict) -> None:
         for i, row in enumerate(rows.tolist()):
             accepted = int(verdict.accepted[i])
+            which, index, _ = self.at[row]
             assert verdict.taps.shape[1] == K + 1
+            assert int(verdict.next_token[i]) == self.truth[which][index + accepted + 1], "another row's verdict"
             self.cached[row] += accepted + 1
             self.at[row][1] += accepted + 1
             self.at[row][2] += 1
@@ -87,7 +91,7 @@ def plain(target, ps, cfg):
     return list(Decoder(target, None, cfg).run(ps))
 
 
-def scripted(target, ps, cfg, script, rows=1):
+def scripted(target, ps, cfg, script, rows=1, shared_prefix=()):
     truth = {len(r.prompt_ids): r.output_ids for r in plain(target, ps, settings(cfg.temperature, cfg.max_new_tokens))}
     made: list[ScriptedDrafter] = []
 
@@ -95,7 +99,7 @@ def scripted(target, ps, cfg, script, rows=1):
         made.append(ScriptedDrafter(truth, script))
         return made[-1]
 
-    return list(Decoder(target, factory, cfg, rows=rows).run(ps)), made[0]
+    return list(Decoder(target, factory, cfg, rows=rows, shared_prefix=shared_prefix).run(ps)), made[0]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -180,6 +184,17 @@ def test_a_stop_string_ends_both_arms_at_the_same_token(llama):
     assert got[0].output_ids == expected.output_ids and len(expected.output_ids) < 20
 
 
+def test_rows_that_go_on_are_shown_their_own_verdicts_when_others_stop(llama):
+    ps = prompts(4)
+    free = [r.output_ids for r in plain(llama, ps, settings())]
+    cfg = settings(stop_ids=tuple(ids[5 * n + 2] for n, ids in enumerate(free)))
+    expected = [r.output_ids for r in plain(llama, ps, cfg)]
+    got, _ = scripted(llama, ps, cfg, script=[1, 0, 2], rows=4)
+    assert [r.output_ids for r in got] == expected
+    ends = [len(r.accepted) for r in got]
+    assert len(set(ends)) > 2 and ends[0] < max(ends), "rows must stop in different rounds, an early one in front"
+
+
 def test_rows_reused_by_later_prompts_start_clean(llama):
     ps = prompts(7)
     got, drafter = scripted(llama, ps, settings(new=12), script=[2, 0], rows=2)
@@ -218,6 +233,11 @@ def test_shared_prefix_changes_nothing(llama):
     expected = [r.output_ids for r in plain(llama, ps, cfg)]
     got = [r.output_ids for r in Decoder(llama, None, cfg, rows=2, shared_prefix=prefix).run(ps)]
     assert got == expected
+    drafted, drafter = scripted(llama, ps, cfg, script=[2], rows=2, shared_prefix=prefix)
+    assert [r.output_ids for r in drafted] == expected
+    for prompt in ps:
+        whole = llama.features(torch.tensor([prompt.ids]), drafter.taps)[0]
+        torch.testing.assert_close(drafter.prompt_taps[len(prompt.ids)], whole, atol=1e-4, rtol=1e-4)
 
 
 def test_one_seed_gives_one_output_and_another_seed_another(llama):
@@ -254,7 +274,8 @@ def test_bad_prompts_are_refused_before_any_work(llama, bad, what):
     [
         (dict(accept="typical"), "accept"),
         (dict(accept="rejection"), "temperature 0"),
-        (dict(sample_drafts=True), "rejection"),
+        (dict(proposals="sampled"), "rejection"),
+        (dict(proposals="typical"), "proposals"),
         (dict(temperature=-1.0), "temperature"),
         (dict(new=0), "max_new_tokens"),
     ],
@@ -267,7 +288,7 @@ def test_unsupported_settings_are_refused(kw, what):
 def test_a_slot_nobody_drafted_is_an_error(llama):
     class Lazy(ScriptedDrafter):
         def propose(self, rows, sampling=None):
-            return Proposal(torch.full((len(rows), K), -1))
+            return Proposal(torch.tensor([[1, 2, -1, 3, 4]] * len(rows)))
 
     truth = {len(r.prompt_ids): r.output_ids for r in plain(llama, prompts(1), settings())}
     with pytest.raises(ValueError, match="sentinel"):
