@@ -23,7 +23,7 @@ class StopRule:
     ) -> None:
         self.stop_ids, self.stop_strings = frozenset(stop_ids), tuple(s for s in stop_strings if s)
         self.max_new_tokens, self.decode = max_new_tokens, decode
-        self._reach = max((len(s) for s in self.stop_strings), default=0) + _CONTEXT_TOKENS
+        self._reach = max((len(s.encode()) for s in self.stop_strings), default=0) + _CONTEXT_TOKENS
 
     def first_stop(self, output: Sequence[int], new: Sequence[int]) -> tuple[int, str | None]:
         """How many of `new` may follow `output`, and why it ends there (None: it goes on).
@@ -45,7 +45,7 @@ class StopRule:
 
     def _string_stop(self, output: Sequence[int], new: Sequence[int]) -> int | None:
         """Number of new tokens up to the one that completes the first stop string."""
-        # Each token is at least one byte of text, so a string reaches back at most as many tokens as it has characters.
+        # A token of text is at least one byte of it, so a string reaches back at most as many tokens as it has bytes.
         before = list(output[-self._reach :])
         if not self._contains(before + list(new)):
             return None

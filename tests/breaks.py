@@ -95,7 +95,57 @@ BREAKS: dict[str, Break] = {
         "np.zeros_like(self.anchors)[:, None] + np.arange(count)[None, :]",
         "tests/test_decode.py::test_output_equals_autoregressive_for_every_acceptance",
     ),
+    "proposals-drawn-by-position-alone": Break(
+        "harness.accept:Draws.of_proposals",
+        """keys = _bits(self.keys, self.anchors[:, None], "draft")[:, 0]
+    slots = np.broadcast_to(np.arange(count), (len(keys), count))""",
+        """keys = self.keys
+    slots = self.anchors[:, None] + 1 + np.arange(count)[None, :]""",
+        "tests/test_decode_law.py::test_three_tokens_in_a_row_follow_the_targets_law_jointly",
+    ),
+    "rejection-in-the-decoder-ignores-the-drafts-law": Break(
+        "harness.decode:Decoder._round",
+        "accept_rejection(out.logits, tokens, proposal.q,",
+        "accept_rejection(out.logits, tokens, None,",
+        "tests/test_decode_law.py::test_sampled_proposals_are_kept_as_often_as_the_two_laws_overlap",
+    ),
+    "rejection-runs-exact-match": Break(
+        "harness.decode:Decoder._round",
+        'if self.settings.accept == "exact":',
+        "if True:",
+        "tests/test_decode_law.py::test_sampled_proposals_are_kept_as_often_as_the_two_laws_overlap",
+    ),
+    "first-token-drawn-one-position-late": Break(
+        "harness.decode:Decoder._prefill",
+        "np.array([len(prompt.ids) - 1])",
+        "np.array([len(prompt.ids)])",
+        "tests/test_decode_law.py::test_three_tokens_in_a_row_follow_the_targets_law_jointly",
+    ),
+    "rounds-drawn-one-position-early": Break(
+        "harness.decode:Decoder._round",
+        "np.array([s.anchor for s in states])",
+        "np.array([s.anchor - 1 for s in states])",
+        "tests/test_decode_law.py::test_three_tokens_in_a_row_follow_the_targets_law_jointly",
+    ),
     # -- the decoder, its cache and its stops
+    "verdict-of-the-rows-in-front": Break(
+        "harness.decode:Decoder._observe",
+        "verdict.accepted[keep], verdict.next_token[keep], verdict.proposals[keep], verdict.taps[keep]",
+        "*(field[: len(going)] for field in vars(verdict).values())",
+        "tests/test_decode.py::test_rows_that_go_on_are_shown_their_own_verdicts_when_others_stop",
+    ),
+    "shared-prefix-without-its-taps": Break(
+        "harness.decode:Decoder._prefill",
+        "pieces.append(self._prefix[1][0, :known])",
+        "pieces.append(self._prefix[1][0, :known] * 0)",
+        "tests/test_decode.py::test_shared_prefix_changes_nothing",
+    ),
+    "stop-string-reaches-back-by-characters": Break(
+        "harness.stops:StopRule.__init__",
+        "len(s.encode())",
+        "len(s)",
+        "tests/test_stops.py::test_a_stop_string_is_found_at_its_last_token_however_tokens_come",
+    ),
     "cache-one-token-short-after-a-round": Break(
         "harness.decode:Decoder._commit",
         "self.cache.commit(row, accepted + 1)",
@@ -128,9 +178,8 @@ BREAKS: dict[str, Break] = {
     ),
     "verdict-without-the-rejected-rows": Break(
         "harness.decode:Decoder._round",
-        "Verdict(accepted, chosen, proposal.tokens, out.taps)",
-        "Verdict(accepted, chosen, proposal.tokens, "
-        "out.taps * (torch.arange(out.taps.shape[1]) <= accepted[:, None])[..., None])",
+        "Verdict(counts, chosen, tokens, out.taps)",
+        "Verdict(counts, chosen, tokens, out.taps * (torch.arange(out.taps.shape[1]) <= accepted[:, None])[..., None])",
         "tests/test_decode.py::test_verdict_carries_the_states_of_rejected_rows",
     ),
     "reused-row-keeps-its-old-length": Break(
