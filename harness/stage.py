@@ -6,13 +6,16 @@ is named, directly or through others, is followed across `harness` and `methods`
 layout and definitions that the stage never names do not count.  Names looked up at run time, as with
 ``getattr(module, name)``, cannot be seen.
 
-Two decisions are made here on purpose:
+Three decisions are made here on purpose:
 
-* Trajectories and training do not depend on the decoder (`DECODER`).  Trajectories come from its loop, but a
-  decoder may change how fast tokens come, never which; the tests hold it to that.  Training decodes only to
-  check itself.
+* Trajectories do not depend on the loop and the cache of the decoder (`LOOP`): these may change how fast tokens
+  come, never which, and the tests of parity hold them to that.  What chooses a token and what ends a response
+  does count, though only the loop calls it.  Training decodes only to check itself (`DECODER`).
 * Tables of components count entry by entry: of ``HEADS = {...}`` only what the method's recipe names.  So
   adding a method, a head or a relay leaves every other method's results alone.
+* Tables of prompts (`SOURCE_TABLES`) count entry by entry too, so that a new or reworded benchmark leaves alone
+  what asks none of its prompts.  Trajectories ask those they are made from; that they load the others, to refuse
+  a prompt that is also evaluated, changes no response.
 """
 
 from __future__ import annotations
@@ -34,51 +37,60 @@ PACKAGES = ("harness", "methods")
 SURROUNDINGS = frozenset(
     {"harness.config", "harness.config_errors", "harness.launch", "harness.provenance", "harness.stage"}
 )
-DECODER = frozenset({"harness.decode", "harness.accept", "harness.cache", "methods.runner"})
+LOOP = frozenset({"harness.decode", "harness.cache"})
+DECODER = LOOP | {"harness.accept", "harness.stops", "methods.runner"}
 
-#: Stage -> (module, modules that do not count).
-STAGES: dict[str, tuple[str, frozenset[str]]] = {
-    "trajectories": ("harness.train.trajectories", SURROUNDINGS | DECODER),
-    "train": ("harness.train.__main__", SURROUNDINGS | DECODER | {"harness.train.trajectories"}),
-    "decode": ("harness.run_suite", SURROUNDINGS),
-    "timing": ("harness.timing", SURROUNDINGS),
-    "cells": ("harness.report.cells", SURROUNDINGS),
-    "table1": ("harness.report.table1", SURROUNDINGS),
-    "figures": ("harness.report.figures", SURROUNDINGS),
+#: Stage -> (modules it starts from, modules that do not count).
+STAGES: dict[str, tuple[tuple[str, ...], frozenset[str]]] = {
+    "trajectories": (("harness.train.trajectories", "harness.accept", "harness.stops"), SURROUNDINGS | LOOP),
+    "train": (("harness.train.__main__",), SURROUNDINGS | DECODER | {"harness.train.trajectories"}),
+    "decode": (("harness.run_suite",), SURROUNDINGS),
+    "timing": (("harness.timing",), SURROUNDINGS),
+    "cells": (("harness.report.cells",), SURROUNDINGS),
+    "table1": (("harness.report.table1",), SURROUNDINGS),
+    "figures": (("harness.report.figures",), SURROUNDINGS),
 }
 
 #: Tables whose keys are names of components; RECIPES is told apart by the names of the recipes themselves.
 COMPONENT_TABLES = frozenset({"FUSIONS", "BACKBONES", "HEADS", "RELAYS", "OBJECTIVES"})
+#: Tables whose keys are sources of prompts, or files of one ("gsm8k/test").
+SOURCE_TABLES = frozenset({"SOURCES", "TRAINING"})
+EVERY_SOURCE = "*"
 
 
-def digest(stage: str, methods: Iterable[str] = (), root: Path = ROOT) -> str:
-    """Hex digest of the code behind `stage`, with the components of `methods` and of no others.
+def digest(
+    stage: str, methods: Iterable[str] = (), root: Path = ROOT, *, sources: Iterable[str] = (EVERY_SOURCE,)
+) -> str:
+    """Hex digest of the code behind `stage`, with the components of `methods` and the prompts of `sources`, and of
+    no others; all sources unless some are named.
 
-    Raises KeyError for an unknown stage or method, FileNotFoundError if the stage's module is missing.
+    Raises KeyError for an unknown stage or method, FileNotFoundError if a module of the stage is missing.
     """
-    return _digest(stage, tuple(sorted(methods)), root)
+    return _digest(stage, tuple(sorted(methods)), root, tuple(sorted(sources)))
 
 
 @lru_cache
-def _digest(stage: str, methods: tuple[str, ...], root: Path) -> str:
-    module, ignored = STAGES[stage]
-    wanted = set(methods)
+def _digest(stage: str, methods: tuple[str, ...], root: Path, sources: tuple[str, ...]) -> str:
+    modules, ignored = STAGES[stage]
+    wanted = {*methods, *sources}
     for name in methods:
         recipe = RECIPES[name]
         wanted |= {recipe.fusion, recipe.backbone, recipe.head, recipe.relay, recipe.objective} - {None}
     hasher = hashlib.sha256()
-    for owner, text in sorted(reach(module, ignored, frozenset(wanted), root)):
+    for owner, text in sorted(reach(modules, ignored, frozenset(wanted), root)):
         hasher.update(f"{owner}\0{text}\0".encode())
     return hasher.hexdigest()[:16]
 
 
-def reach(module: str, ignored: frozenset[str], wanted: frozenset[str], root: Path) -> set[tuple[str, str]]:
-    """(module, normalised source) of every top-level statement that `module` can reach."""
+def reach(
+    modules: tuple[str, ...], ignored: frozenset[str], wanted: frozenset[str], root: Path
+) -> set[tuple[str, str]]:
+    """(module, normalised source) of every top-level statement that `modules` can reach."""
     found: set[tuple[str, str]] = set()
-    start = _load(module, root)
-    if start is None:
-        raise FileNotFoundError(f"there is no module {module} under {root}")
-    todo: list[tuple[str, str | None]] = [(module, None)]  # a name in a module, or None for all of it
+    for module in modules:
+        if _load(module, root) is None:
+            raise FileNotFoundError(f"there is no module {module} under {root}")
+    todo: list[tuple[str, str | None]] = [(module, None) for module in modules]  # a name, or None for all of it
     seen: set[tuple[str, str | None]] = set()
     while todo:
         item = todo.pop()
@@ -88,7 +100,7 @@ def reach(module: str, ignored: frozenset[str], wanted: frozenset[str], root: Pa
         owner = _load(item[0], root)
         if owner is None:
             continue
-        for statement in owner.reached(item[1], entry=item[0] == module):
+        for statement in owner.reached(item[1], entry=item[0] in modules):
             text, mentioned = owner.meaning(statement, wanted, root)
             found.add((item[0], text))
             todo.extend(mentioned)
@@ -114,8 +126,24 @@ class Module:
             bound = _bound(statement)
             for name in bound:
                 self.binders.setdefault(name, []).append(statement)
-            if not bound or not isinstance(statement, _QUIET):
+        for statement in self.body:
+            if not _bound(statement) or not isinstance(statement, _QUIET) or self._is_registered(statement):
                 self.effects.append(statement)
+
+    def _is_registered(self, statement: ast.stmt) -> bool:
+        """Whether a decorator of the project stands on it: that may put it into a table, where no name leads to
+        it."""
+        named = {
+            node.id
+            for decorator in getattr(statement, "decorator_list", ())
+            for node in ast.walk(decorator)
+            if isinstance(node, ast.Name)
+        }
+        binders = [(name, binder) for name in named for binder in self.binders.get(name, [])]
+        return any(
+            not isinstance(binder, ast.Import | ast.ImportFrom) or any(self._targets(binder, name, ROOT))
+            for name, binder in binders
+        )
 
     def reached(self, name: str | None, entry: bool) -> Iterator[ast.stmt]:
         """Statements behind `name` (all for None) and those that importing the module runs; no imports."""
@@ -239,7 +267,7 @@ def _table_name(statement: ast.stmt) -> str | None:
     else:
         return None
     name = target.id if isinstance(target, ast.Name) else ""
-    return name if name in COMPONENT_TABLES or name == "RECIPES" else None
+    return name if name in COMPONENT_TABLES | SOURCE_TABLES or name == "RECIPES" else None
 
 
 def _pruned(table: str, statement: ast.stmt, wanted: frozenset[str]) -> ast.stmt:
@@ -247,7 +275,9 @@ def _pruned(table: str, statement: ast.stmt, wanted: frozenset[str]) -> ast.stmt
     argument."""
     statement = copy.deepcopy(statement)
     value = statement.value
-    if table in COMPONENT_TABLES and isinstance(value, ast.Dict):
+    if table in SOURCE_TABLES and EVERY_SOURCE in wanted:
+        return statement
+    if table in COMPONENT_TABLES | SOURCE_TABLES and isinstance(value, ast.Dict):
         pairs = [pair for pair in zip(value.keys, value.values, strict=True) if _is_wanted(pair[0], wanted)]
         value.keys, value.values = [key for key, _ in pairs], [item for _, item in pairs]
     elif table == "RECIPES" and value is not None:
@@ -261,7 +291,9 @@ def _is_wanted(node: ast.expr | None, wanted: frozenset[str]) -> bool:
     """False only for plain entries of another name: a string key, or a call that starts with one."""
     if isinstance(node, ast.Call) and node.args:
         node = node.args[0]
-    return not (isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value not in wanted)
+    return not (
+        isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.split("/")[0] not in wanted
+    )
 
 
 def _without_docstrings(tree: ast.Module) -> list[ast.stmt]:

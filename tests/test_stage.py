@@ -22,8 +22,11 @@ FILES = {
         "def unused():\n    return 1\n"
         "def plain():\n    return 1\ndef domino():\n    return 1\n"
         "HEADS: dict = {'plain': plain, 'domino': domino}\n"
+        "from harness.registry import register\nfrom functools import cache\n"
+        "@register\ndef listed():\n    return 1\n@cache\ndef stored():\n    return 1\n"
         "if __name__ == '__main__':\n    unused()\n"
     ),
+    "harness/registry.py": "TABLE = {}\ndef register(made):\n    TABLE[made.__name__] = made\n    return made\n",
     "harness/inner.py": "LEVEL = 3\ndef helper(x):\n    return LEVEL\n",
     "harness/things.py": "taken = 1\nleft = 2\n",
     "harness/effects.py": "import json\nname = 'x'\njson.register = name\nquiet = 1\n",
@@ -67,6 +70,8 @@ def changed(root: Path, name: str, old: str, new: str) -> bool:
         ("harness/effects.py", "json.register = name", "json.register = None"),  # run by a bare import
         ("methods/near.py", "return 5", "return 6"),  # through an import in a function and a re-export
         ("harness/tools.py", "def plain():\n    return 1", "def plain():\n    return 2"),  # this method's component
+        ("harness/tools.py", "def listed():\n    return 1", "def listed():\n    return 2"),  # found through a table
+        ("harness/registry.py", "return made", "return None"),
     ],
 )
 def test_reached_code_counts(tree, name, old, new):
@@ -81,6 +86,7 @@ def test_reached_code_counts(tree, name, old, new):
         ("harness/tools.py", "'domino': domino", "'domino': domino, 'markov': unused"),  # a new component
         ("harness/tools.py", "'''Words.'''", "'''Other words.'''  # and a comment"),
         ("harness/tools.py", "    unused()\n", "    used()\n"),  # its own command line
+        ("harness/tools.py", "def stored():\n    return 1", "def stored():\n    return 2"),  # a library's decorator
         ("harness/things.py", "left = 2", "left = 3"),
         ("harness/effects.py", "quiet = 1", "quiet = 2"),
         ("harness/config.py", "return 1", "return 2"),  # settings are recorded as values
@@ -115,9 +121,9 @@ def project(tmp_path_factory) -> Path:
     return root
 
 
-def all_digests(root: Path, methods: list[str]) -> dict[str, str]:
+def all_digests(root: Path, methods: list[str], sources=(stage.EVERY_SOURCE,)) -> dict[str, str]:
     stage._digest.cache_clear()
-    return {name: stage.digest(name, methods, root) for name in stage.STAGES}
+    return {name: stage.digest(name, methods, root, sources=sources) for name in stage.STAGES}
 
 
 @pytest.mark.parametrize(
@@ -127,6 +133,8 @@ def all_digests(root: Path, methods: list[str]) -> dict[str, str]:
         ("harness/report/table1.py", "main", {"table1"}),
         ("harness/decode.py", "Decoder", {"decode", "timing"}),
         ("harness/cache.py", "RaggedCache", {"decode", "timing"}),
+        ("harness/accept.py", "accept_exact", {"trajectories", "decode", "timing"}),  # these decide the tokens
+        ("harness/stops.py", "StopRule", {"trajectories", "decode", "timing"}),
         ("methods/runner.py", "BlockDraftRunner", {"decode", "timing"}),
         ("methods/backbone.py", "DFlashBackbone", {"train", "decode", "timing"}),
         ("harness/train/loop.py", "Trainer", {"train"}),
@@ -151,3 +159,47 @@ def test_drafter_code_does_not_touch_the_baseline(project):
     edit(project, "methods/heads.py", "PlainHead")
     after = digest(project, ["ar"]), digest(project, ["dflash"])
     assert before[0] == after[0] and before[1] != after[1]
+
+
+HUMANEVAL = ("harness/data/humaneval.py", "Write a solution", "Write one solution")
+GSM8K = ("harness/data/gsm8k.py", "Please reason", "Do reason")
+NEW_SOURCE = ("harness/data/suites.py", '"pocket": _pocket,', '"pocket": _pocket, "new": _humaneval,')
+NEW_FILE = ("harness/data/files.py", '"gsm8k/test": Source', '"new/test": None, "gsm8k/test": Source')
+
+
+@pytest.mark.parametrize(
+    ("change", "sources", "touched"),
+    [
+        (HUMANEVAL, ["pocket", "gsm8k"], set()),
+        (HUMANEVAL, ["humaneval"], {"trajectories", "decode", "timing"}),
+        (HUMANEVAL, [stage.EVERY_SOURCE], {"trajectories", "decode", "timing"}),
+        (GSM8K, ["pocket"], set()),
+        (NEW_SOURCE, ["pocket", "gsm8k", "humaneval"], set()),
+        (NEW_FILE, ["pocket", "gsm8k", "humaneval"], set()),
+    ],
+)
+def test_a_new_or_reworded_benchmark_touches_only_those_who_ask_its_prompts(project, change, sources, touched):
+    name, old, new = change
+    before = all_digests(project, ["dflash"], sources)
+    original = (project / name).read_text()
+    assert original.count(old) == 1
+    try:
+        (project / name).write_text(original.replace(old, new))
+        after = all_digests(project, ["dflash"], sources)
+    finally:
+        (project / name).write_text(original)
+    assert {name for name in before if before[name] != after[name]} == touched
+
+
+def test_modules_of_the_project_are_imported_by_a_name_of_their_own():
+    """``import harness.tools`` binds only `harness`, through which no digest can follow ``harness.tools.f``."""
+    dotted = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for package in stage.PACKAGES
+        for path in (ROOT / package).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Import)
+        for alias in node.names
+        if alias.name.split(".")[0] in stage.PACKAGES and "." in alias.name and alias.asname is None
+    ]
+    assert dotted == [], "write `from package import module`, or `import package.module as name`"

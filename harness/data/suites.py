@@ -2,7 +2,7 @@
 nothing.
 
 Knows which loader serves which source. Does not know targets or token ids. A new benchmark is one loader and
-one line in `SOURCES`.
+one line in `SOURCES`; the results of others do not depend on it (`harness/stage.py`).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from harness.config import TRAINING_SOURCES
 from harness.data import gsm8k, humaneval
 from harness.data.files import DataError
 from harness.data.tasks import Task
@@ -49,6 +50,23 @@ SOURCES: dict[str, Callable[[str, Any, DataDir], list[Task]]] = {
 }
 
 
+def _pocket_training(source: str, count: int, seed: int, data_dir: DataDir, shots: int | None) -> list[Task]:
+    names = list(world.SUITES) if source == "pocket" else [source]
+    share = [count // len(names) + (i < count % len(names)) for i in range(len(names))]
+    parts = [world.items(name, "train", n, seed) for name, n in zip(names, share, strict=True)]
+    return [_pocket_task(item) for part in parts for item in part]
+
+
+def _gsm8k_training(source: str, count: int, seed: int, data_dir: DataDir, shots: int | None) -> list[Task]:
+    return gsm8k.tasks("train", count, seed, shots, data_dir)
+
+
+TRAINING: dict[str, Callable[[str, int, int, DataDir, int | None], list[Task]]] = {
+    "pocket": _pocket_training,
+    "gsm8k": _gsm8k_training,
+}
+
+
 def suite_prompts(name: str, suite_cfg: Any, data_dir: DataDir = None) -> list[Task]:
     """The evaluation tasks of a suite: a seeded sample of `suite_cfg.prompts` prompts, none of them twice.
 
@@ -72,14 +90,9 @@ def training_tasks(
     shots; `seed` also draws the shots, so pass the evaluation suite's `sample_seed` and `shots` to train
     behind the same prefix).
     """
-    if source == "gsm8k":
-        return gsm8k.tasks("train", count, seed, shots, data_dir)
-    if source == "pocket" or source in world.SUITES:
-        names = list(world.SUITES) if source == "pocket" else [source]
-        share = [count // len(names) + (i < count % len(names)) for i in range(len(names))]
-        parts = [world.items(name, "train", n, seed) for name, n in zip(names, share, strict=True)]
-        return [_pocket_task(item) for part in parts for item in part]
-    raise DataError(f"no training prompts for source {source!r}; valid: pocket, {', '.join(world.SUITES)}, gsm8k")
+    if source not in TRAINING_SOURCES:
+        raise DataError(f"no training prompts for source {source!r}; valid: {', '.join(TRAINING_SOURCES)}")
+    return TRAINING["pocket" if source.startswith("pocket_") else source](source, count, seed, data_dir, shots)
 
 
 def refuse_overlap(training: Iterable[Task], evaluation: Sequence[Task]) -> None:
