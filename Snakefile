@@ -13,6 +13,7 @@ Interrupted?  The same command goes on where it stopped.  After a kill of Snakem
 """
 
 import sys
+from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
 from snakemake.settings.types import DeploymentMethod
@@ -24,6 +25,12 @@ sys.path.insert(0, workflow.basedir)
 from harness.config import ConfigError
 from harness.launch import gpu_ids
 from harness.plan import Plan, reported_files
+
+if Path.cwd().resolve() != Path(workflow.basedir).resolve():
+    raise WorkflowError(
+        f"paths are those of the project's root, and this is {Path.cwd()}: cd {workflow.basedir} first; "
+        "where results go is said by output_dir, figures_dir and work_dir"
+    )
 
 try:
     plan = Plan.of(config)
@@ -62,7 +69,7 @@ rule all:
         f"{OUT}/table1.csv",
         f"{OUT}/table1.md",
         f"{OUT}/cells.csv",
-        plan.figure_files("acceptance"),
+        plan.figure_files("acceptance") if plan.trained else [],
         plan.figure_files("training") if plan.trained else [],
 
 

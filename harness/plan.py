@@ -18,9 +18,11 @@ from typing import Any
 
 from harness.config import (
     Config,
+    ConfigError,
     dump,
     load_config,
     local_source,
+    project_path,
     temperature_label,
 )
 from harness.stage import ROOT, digest
@@ -46,15 +48,17 @@ class Plan:
         Raises ConfigError for anything that cannot be used.
         """
         base = settings.get("extends") or settings.get("profile", "pocket")
-        return cls(load_config(base, {key: value for key, value in settings.items() if key != "extends"}))
+        config = load_config(base, {key: value for key, value in settings.items() if key != "extends"})
+        check_file_names(config)
+        return cls(config)
 
     # -- files ---------------------------------------------------------------------------------------------
 
     def write_config(self) -> Path:
-        """The resolved configuration, for the stages to read: one file per content, never changed."""
+        """The resolved configuration, for the stages to read: one file per content; an edited one is written again."""
         text = dump(self.config)
         path = Path(self.work) / f"config.{hashlib.sha256(text.encode()).hexdigest()[:12]}.yaml"
-        if not path.is_file():
+        if not path.is_file() or path.read_text(encoding="utf-8") != text:
             path.parent.mkdir(parents=True, exist_ok=True)
             partial = path.with_name(f".{path.name}.{os.getpid()}")
             partial.write_text(text, encoding="utf-8")
@@ -103,8 +107,13 @@ class Plan:
     def trajectories(self, wildcards) -> str:
         settings = self.config.trajectories
         twin = next((s for s in self.config.suites.values() if s.source == settings.source), None)
-        behind = None if twin is None or twin.source == "pocket" else [twin.shots, twin.sample_seed]
-        return text(target=self._target(wildcards.target), trajectories=settings.model_dump(), behind=behind)
+        behind = {} if twin is None else twin.model_dump(include={"stop_strings", "shots", "sample_seed"})
+        if twin is not None and twin.source == "pocket":  # its prompts take no shots, which are what the seed draws
+            behind = twin.model_dump(include={"stop_strings"})
+        prompts = content_digest(project_path(settings.source)) if settings.source.endswith(".jsonl") else None
+        return text(
+            target=self._target(wildcards.target), trajectories=settings.model_dump(), behind=behind, prompts=prompts
+        )
 
     def train(self, wildcards) -> str:
         return text(
@@ -132,14 +141,33 @@ class Plan:
     def figure(self, _wildcards=None) -> str:
         return text(targets=list(self.config.targets), **self.config.model_dump(include={"methods", "seeds"}))
 
-    def code(self, stage: str, methods: Iterable[str] | None = None) -> str:
-        """Digest of the code behind a stage, with the components of `methods` (default: all in use)."""
-        return digest(stage, self.config.methods if methods is None else methods)
+    def code(self, stage: str, methods: Iterable[str] | None = None, suites: Iterable[str] | None = None) -> str:
+        """Digest of the code behind a stage, with the components of `methods` and the loaders of `suites` (default:
+        all in use)."""
+        names = self.config.suites if suites is None else suites
+        sources = {self.config.suites[name].source for name in names}
+        return digest(stage, self.config.methods if methods is None else methods, sources=sources)
+
+    def trajectories_code(self) -> str:
+        """Digest of the code behind the trajectories, with the loader of their prompts; no method takes part."""
+        source = self.config.trajectories.source
+        return digest("trajectories", sources=["pocket" if source.startswith("pocket_") else source])
 
     @lru_cache  # noqa: B019  (one plan per run)
     def _target(self, name: str) -> dict[str, Any]:
         target = self.config.targets[name]
         return {**target.model_dump(), "content": content_digest(local_source(target))}
+
+
+def check_file_names(config: Config) -> None:
+    """Raise ConfigError for names of files that Snakemake would read as patterns, or make twice."""
+    for key in ("output_dir", "figures_dir", "work_dir"):
+        folder = getattr(config, key)
+        if set(folder) & set("{}"):
+            raise ConfigError(f"{key} is {folder!r}; Snakemake reads {{}} as a wildcard, so name a folder without them")
+    formats = config.report.figure_formats
+    if len(set(formats)) < len(formats):
+        raise ConfigError(f"report.figure_formats is {formats}; each figure is drawn once a format, name each once")
 
 
 def text(**values: Any) -> str:
@@ -148,11 +176,12 @@ def text(**values: Any) -> str:
 
 
 def content_digest(path: Path | None) -> str | None:
-    """What a local model folder or file holds; None for a hub id, whose revision says it."""
+    """What a local file or model folder holds, its card and report aside; None for a hub id, whose revision says it."""
     if path is None:
         return None
     hasher = hashlib.sha256()
-    for file in sorted(p for p in path.rglob("*") if p.is_file() and p.suffix != ".md") if path.is_dir() else [path]:
+    inside = (p for p in path.rglob("*") if p.is_file() and p.suffix != ".md" and p.name != "report.json")
+    for file in sorted(inside) if path.is_dir() else [path]:
         hasher.update(f"{file.relative_to(path) if path.is_dir() else file.name}\0".encode())
         state = file.stat()
         big = state.st_size > HASHED_BYTES

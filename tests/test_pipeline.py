@@ -7,12 +7,13 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
 
-from harness.config import load_config
-from harness.plan import Plan
+from harness.config import ConfigError, load_config
+from harness.plan import Plan, content_digest
 
 ROOT = Path(__file__).parent.parent
 DOWNSTREAM = {"cells", "table1", "acceptance_figure", "all"}
@@ -168,6 +169,83 @@ def test_changed_weights_of_the_target_redo_everything(tree):
         assert set(jobs(tree)) == {"trajectories", "train", "decode", "timing", "training_figure"} | DOWNSTREAM
     finally:
         file.write_text("{}")
+
+
+def test_reworded_benchmark_that_is_not_run_redoes_nothing(tree):
+    file = tree / "harness/data/humaneval.py"
+    original = file.read_text()
+    try:
+        file.write_text(original.replace("Write a solution", "Write one solution"))
+        assert file.read_text() != original and jobs(tree) == {}
+    finally:
+        file.write_text(original)
+
+
+def test_without_a_drafter_no_figure_is_planned(tree):
+    assert "figure" not in " ".join(jobs(tree, "methods=[ar]"))
+
+
+def test_run_from_another_folder_stops_with_the_folder_to_go_to(tree, tmp_path):
+    command = [sys.executable, "-m", "snakemake", "-n", "-s", str(tree / "Snakefile")]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode != 0 and f"cd {tree} first" in done.stdout + done.stderr
+
+
+def plan_of(**changes) -> Plan:
+    return Plan(load_config("pocket", changes, check=False))
+
+
+TARGET = SimpleNamespace(target="pocket")
+
+
+@pytest.mark.parametrize("twin", ["pocket", "gsm8k"])
+def test_stop_strings_of_the_evaluated_twin_are_part_of_the_trajectories(twin):
+    suite = {"source": twin, "prompts": 1, "max_new_tokens": 8}
+    settings = {"suites": {"pocket_word": suite}, "trajectories": {"source": twin}}
+    before = plan_of(**settings).trajectories(TARGET)
+    suite["stop_strings"] = ["END"]
+    assert plan_of(**settings).trajectories(TARGET) != before
+
+
+def test_what_a_prompt_file_holds_is_part_of_the_trajectories(tmp_path):
+    file = tmp_path / "mine.jsonl"
+    said = []
+    for words in ("one", "two"):
+        file.write_text(f'{{"prompt": "{words}"}}\n')
+        said.append(plan_of(trajectories={"source": str(file)}).trajectories(TARGET))
+    assert said[0] != said[1]
+
+
+def test_a_damaged_resolved_configuration_is_written_again(tmp_path):
+    plan = plan_of(work_dir=str(tmp_path))
+    path = plan.write_config()
+    text = path.read_text()
+    path.write_text(text.replace("prompts: 50", "prompts: 5"))
+    assert path.read_text() != text
+    assert plan.write_config() == path and path.read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"output_dir": "res{x}"}, r"output_dir is 'res\{x\}'.*wildcard"),
+        ({"work_dir": "}"}, "work_dir is '}'"),
+        ({"report": {"figure_formats": ["png", "pdf", "png"]}}, "figure_formats is .*name each once"),
+    ],
+)
+def test_names_that_snakemake_cannot_take_are_refused_with_the_setting(settings, words):
+    with pytest.raises(ConfigError, match=words):
+        Plan.of(settings)
+
+
+def test_card_and_report_of_a_target_are_no_part_of_its_content(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    before = content_digest(tmp_path)
+    (tmp_path / "report.json").write_text("{}")
+    (tmp_path / "README.md").write_text("words")
+    assert content_digest(tmp_path) == before
+    (tmp_path / "config.json").write_text("[]")
+    assert content_digest(tmp_path) != before
 
 
 def test_deleting_all_output_spares_what_is_committed(tree):

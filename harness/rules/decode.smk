@@ -8,7 +8,7 @@ rule decode:
         f"{OUT}/records/{{target}}/{{method}}/{{suite}}-T{{temperature}}-seed{{seed}}.jsonl",
     params:
         settings=plan.decode,
-        code=lambda wildcards: plan.code("decode", [wildcards.method]),
+        code=lambda wildcards: plan.code("decode", [wildcards.method], [wildcards.suite]),
     log:
         f"{WORK}/logs/decode-{{target}}-{{method}}-{{suite}}-T{{temperature}}-seed{{seed}}.log",
     threads: TORCH_THREADS

@@ -6,7 +6,7 @@ rule trajectories:
         f"{OUT}/trajectories/{{target}}/manifest.json",
     params:
         settings=plan.trajectories,
-        code=plan.code("trajectories", []),
+        code=plan.trajectories_code(),
     log:
         f"{WORK}/logs/trajectories-{{target}}.log",
     threads: TORCH_THREADS
