@@ -1,14 +1,17 @@
-"""From the name of a method and a checkpoint folder to what the decoder takes.
+"""From the names in a configuration to what the decoder takes: a method's drafter, a suite's settings.
 
-It knows that a method without a drafter has no folder and that a checkpoint must have been made for this very target.
-It names no method itself.
+It knows that a method without a drafter has no folder, that a checkpoint must have been made for this very target, and
+how a suite is decoded, the same for records, timing and parity.  It names no method itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from harness.config import Config, ConfigError, SuiteConfig
+from harness.data import Task, stop_strings
+from harness.decode import DecodeSettings
 from harness.target import Target
 from methods.checkpoint import load_drafter
 from methods.contract import Drafter
@@ -37,3 +40,29 @@ def load_arm(target: Target, method: str, folder: Path | None) -> DrafterFactory
     }
     drafter = load_drafter(folder, target.binding, expected, dtype=target.dtype, device=target.device).eval()
     return lambda rows, capacity: BlockDraftRunner(drafter, rows, capacity)
+
+
+def suite_config(config: Config, name: str) -> SuiteConfig:
+    """The settings of one suite.  Raises ConfigError that lists the suites there are."""
+    if name not in config.suites:
+        raise ConfigError(f"no suite {name!r}; the configuration has {', '.join(config.suites)}")
+    return config.suites[name]
+
+
+def decode_settings(
+    config: Config, suite: str, target: Target, tasks: Sequence[Task], temperature: float, seed: int
+) -> DecodeSettings:
+    """How `tasks` of a suite are decoded, without a trace.
+
+    At temperature 0 there is nothing to sample: accept is "exact" and proposals are "greedy", whatever `decode` says.
+    """
+    spec, sampling = suite_config(config, suite), temperature > 0
+    return DecodeSettings(
+        temperature=temperature,
+        seed=seed,
+        max_new_tokens=spec.max_new_tokens,
+        stop_ids=target.stop_ids,
+        stop_strings=stop_strings(tasks, target, spec.stop_strings),
+        accept=config.decode.accept if sampling else "exact",
+        proposals=config.decode.proposals if sampling else "greedy",
+    )

@@ -71,9 +71,21 @@ class SuiteConfig(Section):
 class DecodeConfig(Section):
     batch_size: int = Field(1, gt=0)
     accept: Literal["exact", "rejection"] = "exact"
-    """exact: the target's own choice must equal the proposal; rejection: sampled proposals, residual."""
+    """At T > 0.  exact: the target's own choice must equal the proposal; rejection: keep it with probability
+    min(1, p/q), else draw from the residual.  At T = 0 it is always exact."""
+    proposals: Literal["greedy", "sampled"] = "greedy"
+    """At T > 0.  greedy: the drafter's argmax; sampled: drawn from its distribution at T, for accept: rejection."""
     trace: bool = True
     """Keep proposals and the target's choices of every round; the gauges and the relay columns need them."""
+
+    @model_validator(mode="after")
+    def sampled_proposals_are_judged_by_their_law(self) -> DecodeConfig:
+        if self.proposals == "sampled" and self.accept != "rejection":
+            raise ValueError(
+                f"proposals is 'sampled' but accept {self.accept!r}; sampled proposals need accept: rejection, "
+                "or leave proposals greedy"
+            )
+        return self
 
 
 class DrafterSettings(Section):

@@ -4,10 +4,11 @@
     python -m harness.parity --config pocket --target pocket --dtype float64       # step lists must be equal too
     python -m harness.parity --config pocket --target pocket --dtype bfloat16      # differences are listed
 
-The reference is plain decoding at batch 1.  In float32 and float64 every difference is a failure (exit code 1).  In
-bfloat16 a one-row and a many-row forward take different numeric paths, so each first divergence is listed with how
-close the decision was, beside the floor: plain decoding at one batch size against another.  It knows outputs and step
-lists; it does not know how a method drafts.
+The reference is plain decoding at batch 1; under rejection sampling, which keeps the distribution but not the tokens,
+it is the same method at batch 1.  Batch 1 is run whether named or not.  In float32 and float64 every difference is a
+failure (exit code 1).  In bfloat16 a one-row and a many-row forward take different numeric paths, so each first
+divergence is listed with how close the decision was, beside the floor: plain decoding at one batch size against
+another.  It knows outputs and step lists; it does not know how a method drafts.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ import torch
 from tqdm import tqdm
 
 from harness.accept import probabilities, stream_key, uniforms
-from harness.arms import load_arm
+from harness.arms import decode_settings, load_arm, suite_config
 from harness.config import Config, load_config, project_path
-from harness.data import first_messages, next_turn, prompt_of, stop_strings, suite_prompts
+from harness.data import first_messages, next_turn, prompt_of, suite_prompts
 from harness.decode import Decoder, DecodeSettings, Prompt, Response
 from harness.target import Target
 
@@ -42,6 +43,8 @@ class Comparison:
     suite: str
     temperature: float
     batch: int
+    accept: str = "exact"
+    proposals: str = "greedy"
     responses: int = 0
     equal: int = 0
     divergences: list[dict[str, Any]] = field(default_factory=list)
@@ -56,9 +59,11 @@ def decode(
     return {(r.prompt_id, r.turn): r for r in Decoder(target, arm, settings, rows=rows).run(prompts)}
 
 
-def closeness(target: Target, prompt: Prompt, output: Sequence[int], settings: DecodeSettings) -> float:
+def closeness(target: Target, prompt: Prompt, output: Sequence[int], settings: DecodeSettings) -> float | None:
     """How near the decision after `output` was: the top-2 logit gap at T = 0, else the distance of the uniform to the
-    next step of the cumulated distribution."""
+    next step of the cumulated distribution.  None under rejection, where several draws decide."""
+    if settings.accept == "rejection":
+        return None
     logits = target.logits(torch.tensor([[*prompt.ids, *output]], device=target.device))[0, -1].double()
     if settings.temperature == 0:
         best = logits.topk(2).values
@@ -95,19 +100,28 @@ def compare(
         )
 
 
+def compare_steps(
+    single: dict[tuple[str, int], Response], got: dict[tuple[str, int], Response], result: Comparison
+) -> None:
+    """Count responses whose steps are those of batch 1, and name the others."""
+    result.steps_equal = 0
+    for key, response in got.items():
+        same = (response.accepted, response.committed) == (single[key].accepted, single[key].committed)
+        result.steps_equal += same
+        if not same:
+            result.step_differences.append(f"{key[0]} turn {key[1]}")
+
+
 def suite_parity(
     config: Config, target: Target, arms: dict[str, Any], suite: str, temperature: float, seed: int, batches: list[int]
 ) -> list[Comparison]:
-    """All methods and batch sizes on one suite at one temperature, every turn of every prompt."""
-    spec = config.suites[suite]
+    """All methods at batch 1 and at `batches` on one suite at one temperature, every turn of every prompt.
+
+    Raises ConfigError for an unknown suite.
+    """
+    spec = suite_config(config, suite)
     tasks = suite_prompts(suite, spec, config.data_root)
-    settings = DecodeSettings(
-        temperature=temperature,
-        seed=seed,
-        max_new_tokens=spec.max_new_tokens,
-        stop_ids=target.stop_ids,
-        stop_strings=stop_strings(tasks, target, spec.stop_strings),
-    )
+    settings = decode_settings(config, suite, target, tasks, temperature, seed)
     prompts, reference, talks = [], {}, {task.id: first_messages(task) for task in tasks}
     pending = list(tasks)
     while pending:
@@ -125,24 +139,22 @@ def suite_parity(
     results = []
     for method, arm in arms.items():
         single: dict[tuple[str, int], Response] = {}
-        for batch in sorted(batches):
+        for batch in sorted({1, *batches}):
             if arm is None and batch == 1:
                 single = reference
                 continue
             got: dict[tuple[str, int], Response] = {}
             for turn in sorted({p.turn for p in prompts}):  # ids repeat between turns of a dialogue
                 got |= decode(target, arm, [p for p in prompts if p.turn == turn], settings, batch)
-            result = Comparison(method, suite, temperature, batch)
-            compare(target, prompts, reference, got, settings, result)
             if batch == 1:
                 single = got
-            elif single:
-                result.steps_equal = 0
-                for key, response in got.items():
-                    same = response.accepted == single[key].accepted and response.committed == single[key].committed
-                    result.steps_equal += same
-                    if not same:
-                        result.step_differences.append(f"{key[0]} turn {key[1]}")
+                if settings.accept == "rejection":
+                    continue  # it would be compared with itself
+            expected = reference if settings.accept == "exact" else single
+            result = Comparison(method, suite, temperature, batch, settings.accept, settings.proposals)
+            compare(target, prompts, expected, got, settings, result)
+            if batch > 1:
+                compare_steps(single, got, result)
             results.append(result)
     return results
 
@@ -153,7 +165,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--target", required=True, help="a name under targets:")
     parser.add_argument("--drafters", type=Path, help="default: <output_dir>/drafters/<target>")
     parser.add_argument("--dtype", choices=("float32", "float64", "bfloat16"), help="default: the target's own")
-    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8], help="batch sizes")
+    parser.add_argument("--batch", type=int, nargs="+", default=[8], help="batch sizes beside 1")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--suites", nargs="+", help="default: all")
     parser.add_argument("--out", type=Path, help="also write the comparisons as JSON")
@@ -162,6 +174,9 @@ def main(argv: list[str] | None = None) -> None:
     try:
         config = load_config(arguments.config)
         source = config.target(arguments.target)
+        suites = arguments.suites or list(config.suites)
+        for suite in suites:
+            suite_config(config, suite)
         if arguments.dtype:
             source = source.model_copy(update={"dtype": arguments.dtype})
         target = Target.load(source, arguments.target)
@@ -172,7 +187,7 @@ def main(argv: list[str] | None = None) -> None:
             arms[method] = load_arm(target, method, folder if folder.is_dir() else None)
     except ValueError as error:
         parser.exit(2, f"{error}\n")
-    cases = [(s, t) for s in arguments.suites or config.suites for t in config.temperatures]
+    cases = [(s, t) for s in suites for t in config.temperatures]
     results: list[Comparison] = []
     for suite, temperature in tqdm(cases, desc="parity"):
         results += suite_parity(config, target, arms, suite, temperature, arguments.seed, arguments.batch)
@@ -187,13 +202,14 @@ def main(argv: list[str] | None = None) -> None:
 def report(results: Sequence[Comparison], dtype: str) -> int:
     """Print a line per comparison and every divergence; returns how many comparisons failed what `dtype` demands."""
     failed = 0
-    print(f"{'method':<14}{'suite':<18}{'T':>4}{'batch':>7}{'equal to ar':>16}{'steps as batch 1':>19}")
+    print(f"{'method':<14}{'suite':<18}{'T':>4}{'batch':>7}{'equal':>9}{'to':>9}{'steps as batch 1':>19}")
     for r in results:
         steps = "" if r.steps_equal is None else f"{r.steps_equal}/{r.responses}"
-        equal = f"{r.equal}/{r.responses}"
-        print(f"{r.method:<14}{r.suite:<18}{r.temperature:>4g}{r.batch:>7}{equal:>16}{steps:>19}")
+        equal, to = f"{r.equal}/{r.responses}", "ar" if r.accept == "exact" else "batch 1"
+        print(f"{r.method:<14}{r.suite:<18}{r.temperature:>4g}{r.batch:>7}{equal:>9}{to:>9}{steps:>19}")
         for d in r.divergences:
-            print(f"    {d['prompt_id']} turn {d['turn']}: token {d['token']}, decision {d['closeness']:.3g} apart")
+            apart = "" if d["closeness"] is None else f", decision {d['closeness']:.3g} apart"
+            print(f"    {d['prompt_id']} turn {d['turn']}: token {d['token']}{apart}")
         for name in r.step_differences:
             print(f"    other steps than at batch 1: {name}")
         strict_steps = dtype == "float64" and bool(r.step_differences)

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.decode import Response
+from harness.decode import DecodeSettings, Response
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,9 @@ class Record:
 
     accepted / committed: per verify step, raw and after stops and budget; see `harness.decode.Response`.
     score: 1.0, 0.0, or None where the suite is not scored; verdict: "right", "wrong", "no_answer" or None.
-    seconds: wall time of the batch divided by its responses; informational, never a speed (see the timing rule).
+    accept, proposals, stop_ids, stop_strings: what decided about tokens and ends; see `harness.decode.DecodeSettings`.
+    seconds: mean wall time of the responses of this turn that this process has finished so far, this one included;
+    informational, never a speed (see the timing rule).
     """
 
     target: str
@@ -31,6 +33,10 @@ class Record:
     suite: str
     temperature: float
     seed: int
+    accept: str
+    proposals: str
+    stop_ids: list[int]
+    stop_strings: list[str]
     prompt_id: str
     turn: int
     prompt_sha: str
@@ -46,9 +52,15 @@ class Record:
     seconds: float
 
     @classmethod
-    def of(cls, response: Response, **rest: Any) -> Record:
-        """Build a record from a response and the fields a response does not know."""
+    def of(cls, response: Response, settings: DecodeSettings, **rest: Any) -> Record:
+        """Build a record from a response, the settings that made it, and the fields that neither knows."""
         return cls(
+            temperature=settings.temperature,
+            seed=settings.seed,
+            accept=settings.accept,
+            proposals=settings.proposals,
+            stop_ids=list(settings.stop_ids),
+            stop_strings=list(settings.stop_strings),
             prompt_id=response.prompt_id,
             turn=response.turn,
             prompt_sha=prompt_sha(response.prompt_ids),

@@ -17,25 +17,26 @@ import logging
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from tqdm import tqdm
 
-from harness.arms import load_arm
-from harness.config import Config, ConfigError, load_config, temperature_label
+from harness.arms import decode_settings, load_arm, suite_config
+from harness.config import Config, load_config, temperature_label
 from harness.data import (
     Task,
+    TaskError,
     build_prompts,
     first_messages,
     next_turn,
     prompt_of,
     shared_prefix,
-    stop_strings,
     suite_prompts,
 )
-from harness.decode import Decoder, DecodeSettings, Prompt
-from harness.records import Record, append_record, read_records, write_records
+from harness.decode import Decoder, Prompt
+from harness.records import Record, append_record, prompt_sha, read_records, write_records
 from harness.score.grade import Limits, grade, self_test
 from harness.stage import digest
 from harness.stops import StopRule
@@ -56,40 +57,35 @@ def run_suite(
 ) -> list[dict]:
     """Decode and grade every turn of every prompt of a suite; returns its records in order of prompts and turns.
 
-    All bad input (unknown suite, prompt longer than the context, checkpoint of another target, a grader that fails its
-    own test) raises before the first token is decoded.
+    All bad input (unknown suite, prompt or dialogue longer than the context, checkpoint of another target, a grader
+    that fails its own test) raises before the first token is decoded.
     """
-    spec = config.suites[suite]
+    spec = suite_config(config, suite)
     tasks = suite_prompts(suite, spec, config.data_root)
     limits = Limits(run_code=spec.scored)
     if spec.scored:
         self_test(tasks, limits)
     prompts = build_prompts(tasks, target, spec.max_new_tokens)
+    _check_dialogues(tasks, target, spec.max_new_tokens)
     arm = load_arm(target, method, drafter)
-    stops = tuple(spec.stop_strings) if spec.stop_strings is not None else stop_strings(tasks, target)
-    settings = DecodeSettings(
-        temperature=temperature,
-        seed=seed,
-        max_new_tokens=spec.max_new_tokens,
-        stop_ids=target.stop_ids,
-        stop_strings=stops,
-        accept=config.decode.accept if temperature > 0 else "exact",
-        trace=config.decode.trace and arm is not None,
-    )
-    facts = [name, target.fingerprint, method, suite, temperature, seed, repr(settings), _checkpoint_digest(drafter)]
-    partial = _partial_path(config, name, method, suite, temperature, seed, facts)
-    done = {(r["prompt_id"], r["turn"]): r for r in read_records(partial, repair=True)}
+    settings = decode_settings(config, suite, target, tasks, temperature, seed)
+    settings = replace(settings, trace=config.decode.trace and arm is not None)
+    facts = [repr(settings), config.decode.batch_size, _checkpoint_digest(drafter)]
+    partial = _partial_path(config, target, name, method, suite, temperature, seed, facts)
+    before = {(r["prompt_id"], r["turn"]): r for r in read_records(partial, repair=True)}
     log.info(
-        "%s %s T=%g seed %d: %d prompts, %d finished before", method, suite, temperature, seed, len(tasks), len(done)
+        "%s %s T=%g seed %d: %d prompts, %d finished before", method, suite, temperature, seed, len(tasks), len(before)
     )
 
+    done: dict[tuple[str, int], dict] = {}
     shared = shared_prefix(tasks, prompts, target)
     decoder = Decoder(target, arm, settings, rows=config.decode.batch_size, shared_prefix=shared)
-    fields = {"target": name, "method": method, "suite": suite, "temperature": temperature, "seed": seed}
+    fields = {"target": name, "method": method, "suite": suite}
     talks = {task.id: first_messages(task) for task in tasks}
     pending, turn = list(tasks), 0
     while pending:
         asked = [prompt_of(task, talks[task.id], target, spec.max_new_tokens) for task in pending]
+        done |= {(p.id, turn): before[p.id, turn] for p in asked if _answers(before.get((p.id, turn)), p)}
         missing = [p for p in asked if (p.id, turn) not in done]
         _decode_turn(decoder, target, missing, {t.id: t for t in pending}, fields, spec.scored, limits, partial, done)
         following = []
@@ -101,7 +97,26 @@ def run_suite(
                 following.append(task)
         pending, turn = following, turn + 1
     order = {task.id: index for index, task in enumerate(tasks)}
-    return [done[key] for key in sorted(done, key=lambda key: (order.get(key[0], -1), key[1])) if key[0] in order]
+    return [done[key] for key in sorted(done, key=lambda key: (order[key[0]], key[1]))]
+
+
+def _check_dialogues(tasks: Sequence[Task], target: Target, budget: int) -> None:
+    """Refuse a dialogue whose later turns would not fit the context if every answer were as long as it may be."""
+    for task in tasks:
+        messages = first_messages(task)
+        while (longer := next_turn(task, [*messages, {"role": "assistant", "content": ""}])) is not None:
+            messages = longer
+        asked, answers = len(prompt_of(task, messages, target).ids), len(task.turns) * budget
+        if asked + answers > target.max_positions:
+            raise TaskError(
+                f"{task.id}: the questions of {len(task.turns)} turns are {asked} tokens and their answers up to "
+                f"{answers}, past the {target.max_positions} positions of {target.name}; lower max_new_tokens"
+            )
+
+
+def _answers(line: dict | None, prompt: Prompt) -> bool:
+    """Whether a finished line answers this very prompt; one of its name may have been asked in other words."""
+    return line is not None and line["prompt_sha"] == prompt_sha(prompt.ids)
 
 
 def _decode_turn(
@@ -120,12 +135,13 @@ def _decode_turn(
         return
     rule = StopRule((), decoder.settings.stop_strings, decoder.settings.max_new_tokens, target.decode)
     start = time.monotonic()
-    label = f"{fields['method']} {fields['suite']} T={fields['temperature']:g}"
+    label = f"{fields['method']} {fields['suite']} T={decoder.settings.temperature:g}"
     for number, response in enumerate(tqdm(decoder.run(prompts), total=len(prompts), desc=label, mininterval=2), 1):
         text = rule.trim(target.decode(response.output_ids))
         mark = grade(tasks[response.prompt_id], text, response.turn, limits) if scored else None
         record = Record.of(
             response,
+            decoder.settings,
             **fields,
             text=text,
             score=mark.score if mark else None,
@@ -146,10 +162,11 @@ def _checkpoint_digest(folder: Path | None) -> str | None:
 
 
 def _partial_path(
-    config: Config, name: str, method: str, suite: str, temperature: float, seed: int, facts: list
+    config: Config, target: Target, name: str, method: str, suite: str, temperature: float, seed: int, facts: list
 ) -> Path:
     """Where the finished lines of this very computation lie: another target, drafter, setting or code, another file."""
-    facts = [*facts, digest("decode", [facts[2]]), config.suites[suite].model_dump(mode="json")]
+    made_by = [target.fingerprint, target.template_hash, target.thinking, str(target.dtype), target.device.type]
+    facts = [*facts, *made_by, digest("decode", [method]), config.suites[suite].model_dump(mode="json")]
     key = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:12]
     folder = Path(config.work_dir or "work") / "partial" / name / method
     return folder / f"{suite}-T{temperature_label(temperature)}-seed{seed}-{key}.jsonl"
@@ -172,8 +189,7 @@ def main(argv: list[str] | None = None) -> None:
         torch.set_num_threads(arguments.threads)
     try:
         config = load_config(arguments.config)
-        if arguments.suite not in config.suites:
-            raise ConfigError(f"no suite {arguments.suite!r}; the configuration has {', '.join(config.suites)}")
+        suite_config(config, arguments.suite)
         target = Target.load(config.target(arguments.target), arguments.target)
         records = run_suite(
             config,

@@ -9,7 +9,7 @@ Rows (JSON lines), each with the facts of the machine:
 
 * `run`: one response in one repeat. `tokens` are committed ids, the prefill's included, counted alike for
   every method; `seconds` are wall time with one synchronisation at each end; `same_as_ar` says whether the
-  output is that of plain decoding.
+  output is that of plain decoding (null under rejection sampling, which keeps the distribution, not the tokens).
 * `first`: the first response of a method in this process, allocation and compilation included, counted nowhere else.
 * `phases`: one response of a separate, instrumented pass: seconds by phase of the rounds, and of the rounds
   whole (prefill excluded). Stopping the clock at every phase costs time, so speeds never come from these rows.
@@ -25,7 +25,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
@@ -34,9 +34,9 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from harness.arms import DrafterFactory, load_arm
+from harness.arms import DrafterFactory, decode_settings, load_arm
 from harness.config import Config, load_config, project_path
-from harness.data import build_prompts, shared_prefix, stop_strings, suite_prompts
+from harness.data import build_prompts, shared_prefix, suite_prompts
 from harness.decode import Clock, Decoder, DecodeSettings, Prompt, Response
 from harness.provenance import provenance_short
 from harness.report.inputs import GENERATE
@@ -86,7 +86,12 @@ class Workload:
 
     @property
     def fields(self) -> dict[str, Any]:
-        return {"suite": self.suite, "temperature": self.settings.temperature}
+        return {
+            "suite": self.suite,
+            "temperature": self.settings.temperature,
+            "accept": self.settings.accept,
+            "proposals": self.settings.proposals,
+        }
 
 
 def workloads(config: Config, target: Target) -> list[Workload]:
@@ -95,16 +100,10 @@ def workloads(config: Config, target: Target) -> list[Workload]:
     for temperature in config.timing.temperatures:
         for name, spec in config.suites.items():
             tasks = suite_prompts(name, spec, config.data_root)
+            settings = decode_settings(config, name, target, tasks, temperature, config.seeds[0])
             count = min(config.timing.prompts, len(tasks))
             tasks = Random(f"timing/{name}").sample(tasks, count)
             prompts = build_prompts(tasks, target, spec.max_new_tokens)
-            settings = DecodeSettings(
-                temperature=temperature,
-                seed=config.seeds[0],
-                max_new_tokens=spec.max_new_tokens,
-                stop_ids=target.stop_ids,
-                stop_strings=stop_strings(tasks, target, spec.stop_strings),
-            )
             prefix = shared_prefix(tasks, prompts, target)
             found.append(Workload(name, tuple(prompts), settings, prefix))
     return found
@@ -149,11 +148,12 @@ def _interleaved(
         shift = (index + repeat) % len(names)
         rows, outputs = [], {}
         for method in names[shift:] + names[:shift]:
-            sync()
-            start = time.perf_counter()
-            response = next(runs[method])
-            sync()
-            seconds = time.perf_counter() - start
+            with _stock_attention(target) if method == GENERATE else nullcontext():
+                sync()
+                start = time.perf_counter()
+                response = next(runs[method])
+                sync()
+                seconds = time.perf_counter() - start
             outputs[method] = response.output_ids
             row = {"method": method, **load.fields, "seconds": seconds, "tokens": len(response.output_ids)}
             if (method, load.settings.temperature) not in seen:
@@ -163,7 +163,7 @@ def _interleaved(
                 row |= {"repeat": repeat, "prompt_id": prompt.id, "steps": len(response.committed)}
                 rows.append({"kind": "run", **row, "committed": sum(response.committed)})
         for row in rows:
-            plain = outputs.get("ar")
+            plain = outputs.get("ar") if load.settings.accept == "exact" else None  # else only the law is the same
             yield row | {"same_as_ar": None if plain is None else outputs[row["method"]] == plain}
 
 
@@ -209,24 +209,29 @@ def _responses(
     return Decoder(target, factory, load.settings, rows=1, shared_prefix=load.shared_prefix, clock=clock).run(prompts)
 
 
+@contextmanager
+def _stock_attention(target: Target) -> Iterator[None]:
+    """The target with the attention of transformers.  Switching takes a millisecond: do it outside the clock."""
+    target.use_our_attention(False)
+    try:
+        yield
+    finally:
+        target.use_our_attention(True)
+
+
 def _generated(target: Target, load: Workload, prompts: Sequence[Prompt]) -> Iterator[Response]:
-    """The same prompts by `transformers`, with its own attention and cache; stop strings are not watched."""
-    model, ours = target.model, target.model.config._attn_implementation
+    """The same prompts by `transformers`, under `_stock_attention`; stop strings are not watched."""
     for prompt in prompts:
-        model.set_attn_implementation("sdpa")
-        try:
-            ids = torch.tensor([prompt.ids], device=target.device)
-            with torch.no_grad():
-                out = model.generate(
-                    ids,
-                    attention_mask=torch.ones_like(ids),
-                    max_new_tokens=load.settings.max_new_tokens,
-                    do_sample=False,
-                    eos_token_id=list(load.settings.stop_ids) or None,
-                    pad_token_id=load.settings.stop_ids[0] if load.settings.stop_ids else 0,
-                )
-        finally:
-            model.set_attn_implementation(ours)
+        ids = torch.tensor([prompt.ids], device=target.device)
+        with torch.no_grad():
+            out = target.model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=load.settings.max_new_tokens,
+                do_sample=False,
+                eos_token_id=list(load.settings.stop_ids) or None,
+                pad_token_id=load.settings.stop_ids[0] if load.settings.stop_ids else 0,
+            )
         new = out[0, ids.shape[1] :].tolist()
         steps = [1] * (len(new) - 1)
         yield Response(prompt.id, prompt.turn, prompt.ids, new, [0] * len(steps), steps, "budget")

@@ -10,7 +10,7 @@ import torch
 
 from harness.config import load_config
 from harness.decode import DecodeSettings, Prompt
-from harness.parity import Comparison, compare, decode, report, suite_parity
+from harness.parity import Comparison, compare, decode, main, report, suite_parity
 from methods.config import DrafterConfig
 from methods.drafter import BlockDrafter
 from methods.runner import BlockDraftRunner
@@ -22,6 +22,8 @@ def arm_of(target):
         target.config,
         method="dflash",
         target=target.name,
+        target_source=target.source,
+        target_revision=target.revision,
         target_fingerprint=target.fingerprint,
         template_hash=target.template_hash,
         thinking=None,
@@ -55,6 +57,34 @@ def test_a_real_drafter_writes_what_the_target_writes_in_the_same_steps_at_every
             assert all(r.responses == r.equal == responses for r in found)
             assert found[-1].steps_equal == responses
             assert report(found, "float64") == 0
+
+
+def test_batch_1_is_run_though_only_others_are_named(target):
+    config = load_config("smoke", {"suites": {"pocket_word": {"prompts": 2, "max_new_tokens": 8}}}, check=False)
+    found = suite_parity(config, target, {"dflash": arm_of(target)}, "pocket_word", 0.0, 0, [3])
+    assert [(r.batch, r.steps_equal) for r in found] == [(1, None), (3, 2)]
+
+
+def test_rejection_sampling_is_held_to_its_own_batch_1(target):
+    overrides = {
+        "suites": {"pocket_word": {"prompts": 3, "max_new_tokens": 14}},
+        "decode": {"accept": "rejection", "proposals": "sampled"},
+    }
+    config = load_config("smoke", overrides, check=False)
+    arms = {"ar": None, "dflash": arm_of(target)}
+    found = suite_parity(config, target, arms, "pocket_word", 1.0, 0, [2])
+    assert [(r.method, r.batch, r.accept, r.proposals) for r in found] == [
+        (method, 2, "rejection", "sampled") for method in arms
+    ]
+    assert all(r.equal == r.steps_equal == r.responses == 3 for r in found) and report(found, "float64") == 0
+    greedy = suite_parity(config, target, arms, "pocket_word", 0.0, 0, [1])
+    assert [(r.method, r.accept, r.proposals, r.equal) for r in greedy] == [("dflash", "exact", "greedy", 3)]
+
+
+def test_an_unknown_suite_is_refused_before_the_target_is_loaded(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["--config", "smoke", "--target", "pocket", "--suites", "pocket_wrod"])
+    assert ended.value.code == 2 and "pocket_wrod" in capsys.readouterr().err
 
 
 def test_a_difference_is_located_and_fails(target, capsys):

@@ -9,7 +9,7 @@ import json
 
 import pytest
 
-from harness.decode import Response
+from harness.decode import DecodeSettings, Response
 from harness.records import Record, append_record, prompt_sha, read_records, write_records
 
 
@@ -17,11 +17,10 @@ def record(number: int) -> Record:
     response = Response(f"p{number}", 0, (1, 2, 3), [5, 6, 7], [1], [2], "budget")
     return Record.of(
         response,
+        DecodeSettings(1.0, 0, 3, (7,), ("\n\n",), accept="rejection", proposals="sampled"),
         target="t",
         method="ar",
         suite="s",
-        temperature=0.0,
-        seed=0,
         text="é\n",
         score=None,
         verdict=None,
@@ -35,6 +34,9 @@ def test_lines_read_back_as_written(tmp_path):
         append_record(path, record(number))
     read = read_records(path)
     assert [r["prompt_id"] for r in read] == ["p0", "p1", "p2"]
+    made_by = {name: read[0][name] for name in ("temperature", "seed", "accept", "proposals")}
+    assert made_by == {"temperature": 1.0, "seed": 0, "accept": "rejection", "proposals": "sampled"}
+    assert (read[0]["stop_ids"], read[0]["stop_strings"]) == ([7], ["\n\n"]), "the stop set is part of what made it"
     assert read[0]["text"] == "é\n" and read[0]["prompt_sha"] == prompt_sha([1, 2, 3])
 
 

@@ -7,12 +7,15 @@ from collections import Counter
 
 import pytest
 import torch
-from tiny import tiny_target
+from tiny import VOCAB, byte_tokenizer, tiny_target
+from transformers import Gemma2Config, Gemma2ForCausalLM
 
 from harness import timing
+from harness.config import load_config
 from harness.decode import DecodeSettings, Prompt
 from harness.report.speed import round_parts, speed_columns
-from harness.timing import PhaseClock, Workload, measure
+from harness.target import Target
+from harness.timing import PhaseClock, Workload, measure, workloads
 from methods.contract import Proposal
 
 
@@ -41,6 +44,14 @@ class Untapped(Guess):
     """The decoder hands taps over; without any, it needs a target that is asked for one."""
 
     taps = (0,)
+
+
+class Certain(Untapped):
+    """The same guess as a distribution, for a decoder that samples proposals."""
+
+    def propose(self, rows, sampling=None):
+        q = torch.zeros(len(rows), 3, VOCAB).index_fill(-1, torch.tensor([65]), 1.0)
+        return Proposal(torch.full((len(rows), 3), 65), q)
 
 
 @pytest.fixture(scope="module")
@@ -102,6 +113,59 @@ def test_generate_is_timed_only_at_temperature_zero_and_leaves_the_target_as_it_
     assert timing.GENERATE not in {row["method"] for row in warm}
     again = [r for r in measure(target, {"ar": None}, [load()], 1, 1)]
     assert all(row["same_as_ar"] for row in again if row["kind"] == "run")
+
+
+def soft_capped_target() -> Target:
+    """Gemma 2, scaled so that the cap decides: attention without it writes something else."""
+    torch.manual_seed(0)
+    config = Gemma2Config(
+        vocab_size=VOCAB, hidden_size=32, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2, head_dim=8,
+        intermediate_size=48, max_position_embeddings=2048, eos_token_id=None, pad_token_id=None, bos_token_id=None,
+        attn_logit_softcapping=1.0, query_pre_attn_scalar=1,
+    )  # fmt: skip
+    model = Gemma2ForCausalLM(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if any(part in name for part in ("embed_tokens", "q_proj", "k_proj")):
+                parameter.mul_(20)
+    return Target(model, byte_tokenizer(), "gemma2")
+
+
+def test_generate_keeps_the_soft_cap_of_a_target_that_has_one():
+    rows = list(measure(soft_capped_target(), {"ar": None}, [load(budget=24)], 1, 1, with_generate=True))
+    runs = [row for row in rows if row["kind"] == "run"]
+    assert {row["method"] for row in runs} == {"ar", timing.GENERATE} and all(row["same_as_ar"] for row in runs)
+
+
+def test_attention_is_switched_outside_the_clock(target, monkeypatch):
+    late = [0.0]
+    now, switch = timing.time.perf_counter, target.use_our_attention
+
+    def slow(ours):
+        late[0] += 1000
+        switch(ours)
+
+    monkeypatch.setattr(target, "use_our_attention", slow)
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: now() + late[0])
+    rows = list(measure(target, {"ar": None}, [load()], 1, 1, with_generate=True))
+    assert late[0] >= 4000 and all(row["seconds"] < 1000 for row in rows if "seconds" in row)
+
+
+def test_timing_decodes_by_the_accept_rule_of_the_configuration(target):
+    overrides = {
+        "suites": {"pocket_word": {"prompts": 3, "max_new_tokens": 8, "stop_strings": ["%"]}},
+        "decode": {"accept": "rejection", "proposals": "sampled"},
+        "timing": {"temperatures": [0, 1], "prompts": 2},
+    }
+    config = load_config("smoke", overrides, check=False)
+    loads = [load for load in workloads(config, target) if load.suite == "pocket_word"]
+    assert [(load.fields["accept"], load.fields["proposals"]) for load in loads] == [
+        ("exact", "greedy"),
+        ("rejection", "sampled"),
+    ]
+    assert all(load.settings.stop_strings == ("%",) and len(load.prompts) == 2 for load in loads)
+    rows = list(measure(target, {"ar": None, "guess": Certain}, loads[1:], 1, 1))
+    assert [row["same_as_ar"] for row in rows if row["kind"] == "run"] == [None] * 4, "there is nothing to compare"
 
 
 def test_the_clock_counts_gaps_between_phases_as_rounds_and_not_as_phases(monkeypatch):
