@@ -160,6 +160,10 @@ def _read_layer(layer: nn.Module, config: Any) -> Layer:
         raise NotLean(f"attention {sorted(inner)} or feed-forward {type(mlp).__name__}")
     if getattr(attention, "attn_logit_softcapping", None) is not None or hasattr(attention, "sinks"):
         raise NotLean("soft-capped attention or attention sinks")
+    if getattr(config, "sliding_window", None) is not None and not hasattr(attention, "sliding_window"):
+        raise NotLean("a sliding window that the attention modules do not carry")
+    if hasattr(attention, "use_rope") or getattr(config, "no_rope_layers", None):
+        raise NotLean("layers without rotary positions")
     head_dim = attention.head_dim
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
     head_scale, head_eps = None, 0.0

@@ -21,21 +21,19 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from safetensors import SafetensorError
 from torch import Tensor
 
 from harness.attention import NAME as RAGGED
 from harness.cache import RaggedCache, Step
 from harness.config import local_source
 from harness.lean import LeanDecoder, NotLean
+from harness.soundness import TargetError, compare_forwards, refuse_gaps, refuse_nonfinite, refuse_states
 from methods.contract import TargetBinding
 
 log = logging.getLogger(__name__)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
-
-
-class TargetError(ValueError):
-    """A model that cannot serve as a target, with the reason and the mend."""
 
 
 @dataclass
@@ -49,14 +47,28 @@ class TargetOutput:
 class Target:
     """A frozen model, its tokenizer, and what the harness must know of them."""
 
-    def __init__(self, model: Any, tokenizer: Any, name: str, thinking: bool | None = None) -> None:
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        name: str,
+        thinking: bool | None = None,
+        source: str | None = None,
+        revision: str | None = None,
+    ) -> None:
+        """Raises `TargetError` for a model that is no decoder-only transformer with a language-model head.
+
+        source, revision: where the weights came from, recorded in drafters; the name stands in for a missing source.
+        """
         self.model = model.eval().requires_grad_(False)
         self.tokenizer, self.name, self.thinking = tokenizer, name, thinking
+        self.source, self.revision = source or name, revision
+        refuse_states(model, name)
         self.config = model.config.get_text_config()
         self.decoder = model.get_decoder()
         self.layers = _decoder_layers(self.decoder, name)
         self.hidden_size, self.num_layers = self.config.hidden_size, len(self.layers)
-        self.max_positions = int(self.config.max_position_embeddings)
+        self.max_positions = _max_positions(self.config, name)
         self.device, self.dtype = next(model.parameters()).device, next(model.parameters()).dtype
         self._embedding, self._head = model.get_input_embeddings(), model.get_output_embeddings()
         if self._head is None:
@@ -76,7 +88,8 @@ class Target:
         """Load a hub id, a local folder, or a GGUF file, in the dtype asked for, and prove that it can be rolled back.
 
         `config` has the fields of `harness.config.TargetConfig`.  Raises `TargetError` for a missing folder, an unknown
-        dtype, or a model whose outputs our cached forward does not reproduce.
+        dtype, an absent device, weights that lack tensors of the model or hold NaN, or a model whose outputs our cached
+        forward does not reproduce.
         """
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -84,20 +97,26 @@ class Target:
         name = name or Path(source).name
         if config.dtype not in DTYPES:
             raise TargetError(f"target {name}: dtype is {config.dtype!r}; use one of {', '.join(DTYPES)}")
-        device = config.device
-        if device == "auto":
-            device = "cuda" if torch.cuda.is_available() else "cpu"
+        device = _find_device(config.device, name)
         if config.revision is not None:
             extra["revision"] = config.revision
         try:
             tokenizer = AutoTokenizer.from_pretrained(source, **extra)
-            model = AutoModelForCausalLM.from_pretrained(source, dtype=DTYPES[config.dtype], **extra)
-        except (OSError, ValueError) as error:
+            model, found = AutoModelForCausalLM.from_pretrained(
+                source,
+                dtype=DTYPES[config.dtype],
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # reported below, by name
+                **extra,
+            )
+        except (OSError, ValueError, SafetensorError) as error:
             raise TargetError(
                 f"target {name}: cannot load {source!r} ({str(error).splitlines()[0]}); give a hub id, a folder with "
                 "config.json, tokenizer and weights, or a .gguf file"
             ) from error
-        target = cls(model.to(device), tokenizer, name, thinking=config.thinking)
+        refuse_gaps(found, name, source)
+        revision = getattr(model.config, "_commit_hash", None) or config.revision  # a commit says more than a tag
+        target = cls(model.to(device), tokenizer, name, config.thinking, config.source, revision)
         if check:
             target.self_test()
         return target
@@ -116,7 +135,8 @@ class Target:
     ) -> TargetOutput:
         """Append S tokens to each of B rows of `cache` (the caller commits them) and answer about all of them.
 
-        `logits` is "all" (verification), "last" (prefill) or "none".  Raises `TargetError` on NaN logits.
+        `logits` is "all" (verification), "last" (prefill) or "none".  They are not searched for NaN, which would make
+        every round wait for the device once more: `self_test` has found the weights finite.
         """
         step = cache.begin(rows, ids.shape[1])
         hidden, features = self._run(ids, taps, step)
@@ -205,20 +225,28 @@ class Target:
         parameters = parameters.get("full_attention", parameters)
         theta = parameters.get("rope_theta", getattr(self.config, "rope_theta", None))
         if theta is None:
-            raise TargetError(f"target {self.name}: its config states no rope_theta; name one in drafter.rope_theta")
+            raise TargetError(
+                f"target {self.name}: its config states no rope_theta, which a drafter takes over; write one into "
+                'its config.json ("rope_theta": 10000.0 is usual)'
+            )
         return float(theta)
 
     # -- identity and text ---------------------------------------------------------------------------------------
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hash over architecture and a sample of every weight: two targets that differ anywhere likely differ here."""
-        config = {k: v for k, v in self.config.to_dict().items() if not k.startswith("_") and k != "dtype"}
+        """Hash over architecture and a sample of every weight: two targets that differ anywhere likely differ here.
+
+        One checkpoint has one fingerprint, whatever dtype it is loaded in (samples are rounded to bfloat16) and
+        whatever version of transformers loads it (of the config, only what is not a default of every model counts).
+        """
+        config = self.config.to_diff_dict()
+        config = {k: v for k, v in config.items() if k[0] != "_" and k not in ("dtype", "transformers_version")}
         digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
         for name, tensor in sorted(self.model.state_dict().items()):
             flat = tensor.reshape(-1)
-            sample = flat[:: max(1, flat.numel() // 64)][:64].to(device="cpu", dtype=torch.float32)
-            digest.update(f"{name}{tuple(tensor.shape)}".encode() + sample.numpy().tobytes())
+            sample = flat[:: max(1, flat.numel() // 64)][:64].to(device="cpu", dtype=torch.bfloat16)
+            digest.update(f"{name}{tuple(tensor.shape)}".encode() + sample.view(torch.int16).numpy().tobytes())
         return digest.hexdigest()[:16]
 
     @property
@@ -261,52 +289,48 @@ class Target:
 
     # -- start-up check ------------------------------------------------------------------------------------------
 
-    @torch.no_grad()
     def self_test(self) -> None:
-        """Refuse a target that our cached forward does not reproduce, or whose outputs change after a rollback.
+        """Refuse a target with NaN or infinite weights, one that our cached forward does not reproduce, or one whose
+        outputs change after a rollback.  Raises `TargetError`.
 
-        Compares, on a dozen tokens: the model's own forward; ours without a cache; ours in two pieces with a block
-        drafted wrongly and rolled back in between; and checks that `embed` and `head` are what the model itself uses.
+        A lean pass that fails is put aside, with a warning, and the model's own modules are tested in its place.
         """
-        ids = (torch.arange(12, device=self.device) * 7919 + 11).remainder(self.vocab_size)[None]
-        self.use_our_attention(False)
-        seen: list[Tensor] = []
-        hook = self.layers[0].register_forward_pre_hook(lambda _m, args: seen.append(args[0]) if args else None)
+        refuse_nonfinite(self.model, self.name)
         try:
-            reference = self.model(input_ids=ids, use_cache=False).logits
-        finally:
-            hook.remove()
-            self.use_our_attention(True)
-        if seen and not torch.equal(seen[0], self.embed(ids)):
-            raise TargetError(
-                f"target {self.name}: its first layer does not receive what its embedding module returns; a drafter "
-                "would borrow the wrong embedding. This architecture is not supported"
-            )
-        cache = RaggedCache(1, 32, self.device)
-        self.forward(ids[:, :7], cache, [0], logits="none")
-        cache.commit(0, 7)
-        self.forward((ids[:, 7:12] + 1).remainder(self.vocab_size), cache, [0], logits="none")  # rolled back
-        resumed = self.forward(ids[:, 7:], cache, [0]).logits
-        plain = self.logits(ids)
-        scale = reference.float().abs().max().clamp(min=1.0).item()
-        # transformers computes norms and rotations in float32 whatever the dtype, so float64 agrees no better with it.
-        loose = 1e-3 if self.dtype.itemsize >= 4 else 5e-2
-        tight = 1e-8 if self.dtype == torch.float64 else loose
-        for what, got, expected, bound in (
-            ("logits without a cache differ from the model's own", plain, reference, loose * scale),
-            ("logits after a rollback differ from a fresh pass", resumed, plain[:, 7:], tight * scale),
-        ):
-            gap = (got.double() - expected.double()).abs().max().item()
-            if not gap <= bound:  # NaN fails too
-                raise TargetError(
-                    f"target {self.name}: {what} by {gap:.3g} (allowed {bound:.3g}); models whose memory cannot be cut "
-                    "back (recurrent or compressing layers) cannot verify drafts"
-                )
+            compare_forwards(self)
+        except TargetError as fault:
+            if self._lean is None:
+                raise
+            log.warning("%s: the lean pass is put aside for the model's own modules", fault)
+            self._lean = None
+            compare_forwards(self)
 
     def use_our_attention(self, ours: bool) -> None:
         """Run the model with our attention, or exactly as transformers would (which takes a millisecond to switch)."""
         stock = "sdpa" if getattr(self.config, "attn_logit_softcapping", None) is None else "eager"
         self.model.set_attn_implementation(RAGGED if ours else stock)
+
+
+def _find_device(asked: str, name: str) -> torch.device:
+    if asked == "auto":
+        asked = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        return torch.empty(0, device=asked).device
+    except (RuntimeError, AssertionError) as error:  # torch asserts where it was built without CUDA
+        raise TargetError(
+            f"target {name}: device {asked!r} cannot be used ({str(error).splitlines()[0]}); use auto, cpu, or a GPU "
+            "that this machine has"
+        ) from error
+
+
+def _max_positions(config: Any, name: str) -> int:
+    positions = getattr(config, "max_position_embeddings", None)
+    if positions is None:
+        raise TargetError(
+            f"target {name}: the config of a {config.model_type} states no max_position_embeddings; write the longest "
+            "context it can read into its config.json"
+        )
+    return int(positions)
 
 
 def _decoder_layers(decoder: Any, name: str) -> Any:

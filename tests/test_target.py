@@ -5,10 +5,13 @@ pytest tests/test_target.py
 
 from __future__ import annotations
 
+import logging
 from types import SimpleNamespace
 
 import pytest
 import torch
+import transformers
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from harness.cache import RaggedCache
@@ -18,14 +21,37 @@ from tests.tiny import VOCAB, byte_tokenizer, tiny_model, tiny_target
 IDS = (torch.arange(40) * 31 + 5).remainder(VOCAB)[None]
 
 
-@pytest.fixture(scope="module", params=["qwen3", "gemma3", "llama", "qwen2", "qwen3-stock"])
+@pytest.fixture(
+    scope="module", params=["qwen3", "gemma3", "llama", "qwen2", "qwen3-stock", "mistral-alien", "smollm3-alien"]
+)
 def target(request):
-    kind, _, stock = request.param.partition("-")
+    kind, _, path = request.param.partition("-")
     target = tiny_target(kind)
-    assert target._lean is not None
-    if stock:
+    assert (target._lean is None) == (path == "alien")
+    if path == "stock":
         target._lean = None
     return target
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """A tiny target in a folder, and what `Target.load` needs to read it."""
+    tiny_model("llama").save_pretrained(tmp_path)
+    byte_tokenizer().save_pretrained(tmp_path)
+    return load_config(source=str(tmp_path))
+
+
+def load_config(**changes):
+    usual = {"source": ".", "revision": None, "dtype": "float32", "device": "cpu", "thinking": None, "gguf_file": None}
+    return SimpleNamespace(**usual | changes)
+
+
+def retensor(config, change):
+    """Rewrite the weights of a saved target."""
+    path = f"{config.source}/model.safetensors"
+    tensors = load_file(path)
+    change(tensors)
+    save_file(tensors, path, metadata={"format": "pt"})
 
 
 def test_our_forward_equals_the_models_own_past_the_sliding_window(target):
@@ -92,6 +118,20 @@ def test_fingerprint_tells_weights_apart_and_is_stable():
     assert other.fingerprint != tiny_target("llama").fingerprint
 
 
+def test_a_checkpoint_has_one_fingerprint_in_every_dtype_and_version(saved, monkeypatch):
+    first = Target.load(saved).fingerprint
+    for saved.dtype in ("float64", "bfloat16"):
+        assert Target.load(saved).fingerprint == first
+    monkeypatch.setattr("transformers.configuration_utils.__version__", "99.0")
+    assert Target.load(saved).fingerprint == first
+
+
+def test_a_loaded_target_knows_where_it_came_from(saved):
+    saved.revision = "v1"
+    target = Target.load(saved, "tiny")
+    assert (target.name, target.source, target.revision) == ("tiny", saved.source, "v1")
+
+
 def test_a_target_whose_cache_cannot_roll_back_is_refused():
     class Remembers(nn.Module):
         """Adds a running mean of everything ever seen: a state that a shorter length does not undo."""
@@ -107,8 +147,69 @@ def test_a_target_whose_cache_cannot_roll_back_is_refused():
     model = tiny_model("llama")
     model.model.layers[1].mlp = Remembers(model.model.layers[1].mlp)
     target = Target(model, byte_tokenizer(), "remembers")
-    with pytest.raises(TargetError, match="cannot be cut back|cannot verify"):
+    with pytest.raises(TargetError, match="a state kept between calls|cannot be cut back"):
         target.self_test()
+
+
+def test_convolutions_that_look_back_over_a_rollback_are_refused_even_freshly_initialised(monkeypatch):
+    model = tiny_model("lfm2", scale=1.0)
+    with pytest.raises(TargetError, match="layers of type conv"):  # in every dtype
+        Target(model, byte_tokenizer(), "lfm2")
+    monkeypatch.setattr("harness.target.refuse_states", lambda *_: None)
+    with pytest.raises(TargetError, match="after a rollback.*cannot be cut back"):
+        Target(model, byte_tokenizer(), "lfm2").self_test()
+
+
+@pytest.mark.parametrize(
+    ("kind", "what"),
+    [
+        ("Mamba", "layers of type linear_attention"),
+        ("Mamba2", "layers of type linear_attention"),
+        ("RecurrentGemma", "layers of type linear_attention"),
+        ("Rwkv", "a recurrent state"),
+    ],
+)
+def test_recurrent_models_are_refused_by_name(kind, what):
+    sizes = dict(vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2, num_attention_heads=4)
+    sizes |= dict(num_heads=8, head_dim=8, n_groups=1) if kind == "Mamba2" else {}
+    model = getattr(transformers, f"{kind}ForCausalLM")(getattr(transformers, f"{kind}Config")(**sizes))
+    with pytest.raises(TargetError, match=f"{kind}ForCausalLM has {what}"):
+        Target(model, byte_tokenizer(), "recurrent")
+
+
+def test_a_model_that_states_no_longest_context_is_refused(monkeypatch):
+    monkeypatch.setattr("harness.target.refuse_states", lambda *_: None)
+    sizes = dict(vocab_size=VOCAB, hidden_size=32, num_hidden_layers=1)
+    model = transformers.MambaForCausalLM(transformers.MambaConfig(**sizes))
+    with pytest.raises(TargetError, match="mamba states no max_position_embeddings"):
+        Target(model, byte_tokenizer(), "endless")
+
+
+def test_an_architecture_that_scales_its_logits_is_refused_for_that():
+    sizes = dict(vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2)
+    config = transformers.Cohere2Config(**sizes, intermediate_size=48, pad_token_id=0, bos_token_id=1, eos_token_id=2)
+    with pytest.raises(TargetError, match="without a cache.*Cohere2ForCausalLM computes something") as refused:
+        Target(transformers.Cohere2ForCausalLM(config), byte_tokenizer(), "cohere2").self_test()
+    assert "cut back" not in str(refused.value)
+
+
+def test_a_lean_pass_that_errs_gives_way_to_the_models_own_modules(caplog):
+    target = tiny_target("helium")
+    assert target._lean is not None
+    with caplog.at_level(logging.WARNING):
+        target.self_test()
+    assert target._lean is None and "lean pass is put aside" in caplog.text
+
+
+def test_the_self_test_reaches_past_a_long_sliding_window():
+    model = tiny_model("mistral")
+    model.config.sliding_window = 4096
+    for layer in model.model.layers:
+        layer.self_attn.sliding_window = None  # so the lean pass believes that there is no window
+    target = Target(model, byte_tokenizer(), "mistral")
+    assert target._lean is not None
+    target.self_test()
+    assert target._lean is None and target.config.sliding_window == 4096
 
 
 def test_a_model_that_scales_embeddings_behind_the_module_is_refused():
@@ -120,7 +221,9 @@ def test_a_model_that_scales_embeddings_behind_the_module_is_refused():
 
 
 def test_self_test_passes_for_supported_architectures(target):
+    lean = target._lean
     target.self_test()
+    assert target._lean is lean
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
@@ -148,12 +251,64 @@ def test_stop_ids_are_the_union_and_must_lie_in_the_vocabulary():
     ],
 )
 def test_bad_sources_are_refused_by_name(change, what):
-    config = SimpleNamespace(
-        **{"source": ".", "revision": None, "dtype": "float32", "device": "cpu", "thinking": None, "gguf_file": None}
-        | change
-    )
     with pytest.raises((TargetError, ValueError), match=what):
-        Target.load(config)
+        Target.load(load_config(**change))
+
+
+def test_a_device_that_is_not_there_is_refused_by_name(saved):
+    for saved.device in ("cuda:7", "gpu"):
+        with pytest.raises(TargetError, match=f"device '{saved.device}' cannot be used"):
+            Target.load(saved)
+
+
+UP = "model.layers.1.mlp.up_proj.weight"
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda tensors: tensors.pop(UP), f"{UP} is missing"),
+        (lambda tensors: tensors.update({UP: torch.ones(3, 3)}), rf"{UP} has shape \[3, 3\] for \[48, 32\]"),
+        (lambda tensors: tensors[UP].view(-1)[5:6].fill_(torch.nan), f"weight {UP} holds NaN"),
+        (
+            lambda tensors: tensors["model.embed_tokens.weight"][200].fill_(torch.inf),
+            "embed_tokens.weight holds NaN or",
+        ),
+    ],
+)
+def test_missing_misshapen_and_poisoned_weights_are_refused_by_name(saved, damage, words):
+    retensor(saved, damage)
+    with pytest.raises(TargetError, match=words):
+        Target.load(saved)
+
+
+def test_a_truncated_file_of_weights_is_refused(saved):
+    with open(f"{saved.source}/model.safetensors", "r+b") as file:
+        file.truncate(5000)
+    with pytest.raises(TargetError, match="cannot load"):
+        Target.load(saved)
+
+
+def test_tensors_the_model_does_not_know_are_warned_of(saved, caplog):
+    retensor(saved, lambda tensors: tensors.update(extra=torch.ones(2)))
+    with caplog.at_level(logging.WARNING):
+        Target.load(saved)
+    assert "1 tensors" in caplog.text and "'extra'" in caplog.text
+
+
+def test_tied_heads_are_not_missing(saved):
+    tiny_model("gemma3").save_pretrained(saved.source)
+    assert not any("lm_head" in name for name in load_file(f"{saved.source}/model.safetensors"))
+    Target.load(saved)
+
+
+def test_a_config_without_rope_theta_is_refused_until_it_states_one():
+    target = tiny_target("llama")
+    target.config.rope_parameters = None
+    with pytest.raises(TargetError, match="rope_theta"):
+        assert target.rope_theta
+    target.config.rope_theta = 5000
+    assert target.rope_theta == 5000.0
 
 
 def test_a_tap_outside_the_model_is_an_error(target):

@@ -7,13 +7,21 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    HeliumConfig,
+    HeliumForCausalLM,
+    Lfm2Config,
+    Lfm2ForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    SmolLM3Config,
+    SmolLM3ForCausalLM,
 )
 
 from harness.target import Target
@@ -62,6 +70,15 @@ def tiny_model(kind: str = "qwen3", seed: int = 0, layers: int = 4, scale: float
     elif kind == "qwen2":
         del shape["head_dim"]
         model = Qwen2ForCausalLM(Qwen2Config(**shape))
+    elif kind == "mistral":  # its window stands in the config alone
+        model = MistralForCausalLM(MistralConfig(**shape, sliding_window=8))
+    elif kind == "smollm3":  # every fourth layer knows no positions
+        model = SmolLM3ForCausalLM(SmolLM3Config(**shape))
+    elif kind == "helium":  # rotates neighbours, where the others rotate halves
+        model = HeliumForCausalLM(HeliumConfig(**shape))
+    elif kind == "lfm2":  # its convolutions remember a few tokens
+        del shape["head_dim"]
+        model = Lfm2ForCausalLM(Lfm2Config(**shape, layer_types=["conv", "full_attention"] * (layers // 2)))
     else:
         model = Qwen3ForCausalLM(Qwen3Config(**shape, tie_word_embeddings=False))
     with torch.no_grad():
