@@ -4,7 +4,7 @@
 
 Knows the order of the steps (tokenizer, training, export, report) and the shipped recipe. Checkpoints and
 the log lie in the work folder, outside the output; the output is written at the end, into a neighbouring
-folder that then takes its place.
+folder that then takes its place, the card of the target before it included.
 """
 
 from __future__ import annotations
@@ -35,11 +35,18 @@ RECIPE = Recipe(
 )
 
 
+def refuse_foreign(out: Path) -> None:
+    """Raises ValueError if `out` holds anything but a target: what is there will be replaced."""
+    if out.exists() and not (out.is_dir() and (not any(out.iterdir()) or (out / "config.json").is_file())):
+        raise ValueError(f"{out} holds something else than a target (there is no config.json); name a new folder")
+
+
 def export(checkpoint: Path, out: Path, tokenizer) -> dict:
     """Writes a checkpoint as a bf16 transformers folder; returns its recipe and step. Raises ValueError
-    if it is too large."""
+    if it is too large, or if `out` holds something that is no target."""
     from transformers import GenerationConfig
 
+    refuse_foreign(out)
     state = torch.load(checkpoint, weights_only=False)
     net = Net(NetShape(**state["shape"]))
     net.load_state_dict(state["net"])
@@ -53,6 +60,8 @@ def export(checkpoint: Path, out: Path, tokenizer) -> dict:
     model.save_pretrained(str(part))
     tokenizer.save_pretrained(str(part))
     _template_into_config(part)
+    if (out / "README.md").exists():
+        shutil.copyfile(out / "README.md", part / "README.md")
     for file in part.iterdir():
         file.chmod(0o644)  # weights are written readable by their owner alone
     size = sum(f.stat().st_size for f in part.glob("*.safetensors"))
@@ -107,7 +116,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--count", type=int, default=100, help="eval items a suite for the report")
     parser.add_argument("--export-only", action="store_true", help="write the target from the last checkpoint")
     args = parser.parse_args(argv)
-    card = (args.out / "README.md").read_text() if (args.out / "README.md").exists() else None
+    try:
+        refuse_foreign(args.out)  # before hours of training
+    except ValueError as error:
+        parser.error(f"--out: {error}")
     tokenizer = train_tokenizer()
     recipe = Recipe(**{**RECIPE.__dict__, "steps": args.steps})
     began = time.time()
@@ -116,8 +128,6 @@ def main(argv: list[str] | None = None) -> int:
         print(f"trained in {time.time() - began:.0f} s")
     built = export(args.work / "checkpoint.pt", args.out, tokenizer)
     report(args.out, args.work, built, args.count)
-    if card is not None:
-        (args.out / "README.md").write_text(card)
     return 0
 
 
