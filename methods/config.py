@@ -40,8 +40,10 @@ class DrafterConfig:
     vocab_size: int
     draft_vocab_size: int | None  # None: the head predicts over the whole vocabulary
     target: str
+    target_source: str  # hub id, folder or file, as configured
+    target_revision: str | None  # commit or tag; None: the source has no versions, or none was known
     target_fingerprint: str
-    template_hash: str | None  # None: the target has no chat template
+    template_hash: str  # "plain": the target has no chat template
     thinking: bool | None  # None: the target knows no thinking mode
 
     def __post_init__(self) -> None:
@@ -66,6 +68,11 @@ class DrafterConfig:
         ):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be positive")
+        if self.block_size >= self.max_position_embeddings:
+            raise ValueError(
+                f"block_size is {self.block_size}, but the context has {self.max_position_embeddings} positions, a "
+                "prompt included; use a smaller block"
+            )
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
                 f"num_attention_heads is {self.num_attention_heads}, not a multiple of num_key_value_heads "
@@ -106,8 +113,10 @@ class DrafterConfig:
         *,
         method: str,
         target: str,
+        target_source: str,
+        target_revision: str | None,
         target_fingerprint: str,
-        template_hash: str | None,
+        template_hash: str,
         thinking: bool | None,
         mask_token_id: int,
         rope_theta: float,
@@ -150,6 +159,8 @@ class DrafterConfig:
             vocab_size=text_config.vocab_size,
             draft_vocab_size=None,
             target=target,
+            target_source=target_source,
+            target_revision=target_revision,
             target_fingerprint=target_fingerprint,
             template_hash=template_hash,
             thinking=thinking,

@@ -53,8 +53,10 @@ def config(**changes: Any) -> DrafterConfig:
         vocab_size=VOCAB,
         draft_vocab_size=None,
         target="fake",
+        target_source="example/fake",
+        target_revision=None,
         target_fingerprint="f00d",
-        template_hash=None,
+        template_hash="plain",
         thinking=None,
     )
     return replace(base, **changes)

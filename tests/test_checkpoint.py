@@ -95,6 +95,12 @@ def test_an_unknown_key_is_named(folder):
     refused(folder, r"unknown keys: \['target_layer_ids'\]")
 
 
+def test_no_template_has_the_name_that_a_target_gives_it(folder):
+    assert json.loads((folder / "config.json").read_text())["template_hash"] == "plain"
+    rewrite(folder, lambda values: values.update(template_hash=None))
+    refused(folder, "template_hash is None")
+
+
 @pytest.mark.parametrize("name", TENSORS)
 def test_a_missing_misshaped_or_poisoned_tensor_is_named(folder, name):
     whole = load_file(folder / "model.safetensors")
@@ -128,7 +134,7 @@ def test_a_missing_or_truncated_file_is_named(folder, file):
 
 @pytest.mark.parametrize(("name", "ours"), [("target_fingerprint", "beef"), ("template_hash", "1"), ("thinking", True)])
 def test_a_drafter_of_another_target_is_refused_with_both_values(folder, name, ours):
-    with pytest.raises(CheckpointError, match=rf"{name} is .*(f00d|None).* and {ours!r} in this run"):
+    with pytest.raises(CheckpointError, match=rf"{name} is .*(f00d|plain|None).* and {ours!r} in this run"):
         load_drafter(folder, fake_binding(), {name: ours})
 
 
