@@ -16,7 +16,9 @@ from torch import nn
 
 from harness.cache import RaggedCache
 from harness.target import Target, TargetError
+from harness.train.build import build_drafter
 from tests.tiny import VOCAB, byte_tokenizer, tiny_model, tiny_target
+from tests.training import config
 
 IDS = (torch.arange(40) * 31 + 5).remainder(VOCAB)[None]
 
@@ -294,6 +296,13 @@ def test_tensors_the_model_does_not_know_are_warned_of(saved, caplog):
     with caplog.at_level(logging.WARNING):
         Target.load(saved)
     assert "1 tensors" in caplog.text and "'extra'" in caplog.text
+
+
+def test_a_drafter_records_where_its_target_came_from(tmp_path):
+    target = Target(tiny_model("llama"), byte_tokenizer(None), "t", source="hub/t", revision="abc")
+    made = build_drafter(config(tmp_path), target, "dflash", 0, []).config
+    assert (made.target, made.target_source, made.target_revision) == ("t", "hub/t", "abc")
+    assert made.template_hash == target.template_hash == "plain"
 
 
 def test_tied_heads_are_not_missing(saved):

@@ -42,6 +42,8 @@ def build_drafter(
         target.config,
         method=method,
         target=target.name,
+        target_source=target.source,
+        target_revision=target.revision,
         target_fingerprint=target.fingerprint,
         template_hash=target.template_hash,
         thinking=target.thinking,
