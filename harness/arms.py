@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from harness.config import Config, ConfigError, SuiteConfig
+from harness.config import Config, ConfigError
 from harness.data import Task, stop_strings
 from harness.decode import DecodeSettings
+from harness.settings import SuiteConfig
 from harness.target import Target
 from methods.checkpoint import load_drafter
 from methods.contract import Drafter

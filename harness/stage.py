@@ -35,7 +35,14 @@ PACKAGES = ("harness", "methods")
 
 #: Settings reach a stage as values, which the rules record; the others say how it runs, not what it makes.
 SURROUNDINGS = frozenset(
-    {"harness.config", "harness.config_errors", "harness.launch", "harness.provenance", "harness.stage"}
+    {
+        "harness.config",
+        "harness.config_errors",
+        "harness.launch",
+        "harness.provenance",
+        "harness.settings",
+        "harness.stage",
+    }
 )
 LOOP = frozenset({"harness.decode", "harness.cache"})
 DECODER = LOOP | {"harness.accept", "harness.stops", "methods.runner"}

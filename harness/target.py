@@ -87,7 +87,7 @@ class Target:
     def load(cls, config: Any, name: str | None = None, check: bool = True) -> Target:
         """Load a hub id, a local folder, or a GGUF file, in the dtype asked for, and prove that it can be rolled back.
 
-        `config` has the fields of `harness.config.TargetConfig`.  Raises `TargetError` for a missing folder, an unknown
+        `config`: as a `harness.settings.TargetConfig`.  Raises `TargetError` for a missing folder, an unknown
         dtype, an absent device, weights that lack tensors of the model or hold NaN, or a model whose outputs our cached
         forward does not reproduce.
         """

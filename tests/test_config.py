@@ -9,17 +9,15 @@ import yaml
 
 from harness.config import (
     SCHEMA,
-    TRAINING_SOURCES,
     ConfigError,
-    TargetConfig,
     dump,
     load_config,
     local_source,
-    method_names,
     profile_names,
     schema_text,
     temperature_label,
 )
+from harness.settings import TRAINING_SOURCES, TargetConfig, method_names
 
 PROFILES = ["laptop", "paper", "pocket", "smoke"]
 
@@ -174,8 +172,8 @@ def test_temperature_reads_the_same_in_every_file_name():
 def test_suite_sources_are_those_that_can_be_loaded():
     from typing import get_args
 
-    from harness.config import SuiteSource
     from harness.data.suites import SOURCES
+    from harness.settings import SuiteSource
 
     assert set(get_args(SuiteSource)) == set(SOURCES)
 

@@ -8,9 +8,10 @@ from tokenizers import Tokenizer, models
 from training import config
 from transformers import PreTrainedTokenizerFast
 
-from harness.config import ConfigError, DrafterSettings
+from harness.config import ConfigError
 from harness.data import Task
 from harness.gauge import main as gauge_main
+from harness.settings import DrafterSettings
 from harness.target import Target, TargetError
 from harness.train import __main__ as stage
 from harness.train.build import build_drafter, draft_vocab, mask_token, refuse_mask_in_text

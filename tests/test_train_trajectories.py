@@ -154,7 +154,7 @@ def test_only_a_newline_ends_a_line_of_a_prompt_file(tmp_path):
 
 def test_a_prompt_file_is_looked_up_from_the_project_root(target, tmp_path, monkeypatch):
     (tmp_path / "mine.jsonl").write_text('{"prompt": "one"}\n')
-    monkeypatch.setattr("harness.config.ROOT", tmp_path)
+    monkeypatch.setattr("harness.settings.ROOT", tmp_path)
     cfg = config(tmp_path)
     trajectories = cfg.trajectories.model_copy(update={"source": "mine.jsonl"})
     cfg = cfg.model_copy(update={"trajectories": trajectories, "suites": {}})

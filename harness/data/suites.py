@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from harness.config import TRAINING_SOURCES
 from harness.data import gsm8k, humaneval
 from harness.data.files import DataError
 from harness.data.tasks import Task
 from harness.pocket import world
+from harness.settings import TRAINING_SOURCES
 
 DataDir = str | os.PathLike | None
 

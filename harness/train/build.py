@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from harness.config import Config, DrafterSettings
+from harness.settings import Config, DrafterSettings
 from harness.target import Target, TargetError
 from harness.train.corpus import Trajectory
 from methods.config import DrafterConfig

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from harness.config import TrainConfig
+from harness.settings import TrainConfig
 from harness.train.anchors import blocks_at, draw
 from harness.train.corpus import Batch, BatchOrder, Corpus, Trajectory, collate
 from harness.train.curve import Curve

@@ -23,7 +23,7 @@ import torch
 from tqdm import tqdm
 
 from harness import stage
-from harness.config import Config, SuiteConfig, TrajectoriesConfig, load_config, project_path
+from harness.config import Config, load_config, project_path
 from harness.data import (
     DataError,
     Task,
@@ -40,6 +40,7 @@ from harness.data import (
 from harness.data.prompt_file import prompt_file
 from harness.decode import Decoder, DecodeSettings, Prompt
 from harness.records import read_records, write_records
+from harness.settings import SuiteConfig, TrajectoriesConfig
 from harness.target import Target
 from harness.train.guard import Lifeline, RunLocked, locked
 from harness.train.state import digest, write_bytes, write_json
