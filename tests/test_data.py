@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 from tiny import byte_tokenizer
 
+from harness.config import load_config
 from harness.data import (
     DataError,
     Task,
@@ -29,6 +30,7 @@ from harness.data import (
     training_tasks,
 )
 from harness.pocket.world import SUITES
+from harness.train.trajectories import tasks_of
 
 
 class FakeTarget:
@@ -133,6 +135,19 @@ def test_shots_are_drawn_by_seed_and_never_trained_on(folder):
     assert trained[0].few_shot == task.few_shot
     with pytest.raises(DataError, match="38 prompts asked for, there are 37"):
         training_tasks("gsm8k", 38, seed=0, data_dir=folder, shots=3)
+
+
+@pytest.mark.parametrize(("chat", "shots"), [(True, 2), (False, 2), (False, None)])
+def test_training_prompts_stand_behind_the_shots_that_are_evaluated(folder, chat, shots):
+    changes = {
+        "suites": {"gsm8k": {"prompts": 5, "shots": shots, "sample_seed": 5}, "humaneval": None},
+        "trajectories": {"prompts": 6, "seed": 1},
+        "data_dir": str(folder),
+    }
+    config = load_config("laptop", changes, check=False)
+    evaluated = suite_prompts("gsm8k", config.suites["gsm8k"], folder)[0].few_shot
+    trained = tasks_of(config, FakeTarget(chat))
+    assert evaluated and {task.few_shot for task in trained} == {evaluated}
 
 
 def test_shots_come_from_the_shorter_half():

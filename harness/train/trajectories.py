@@ -216,10 +216,10 @@ def tasks_of(config: Config, target: Target) -> list[Task]:
     if settings.source.endswith(".jsonl"):
         tasks = prompt_file(project_path(settings.source), settings.prompts)
     else:
-        # A base model is trained behind the few-shot prefix it will be measured behind.
+        # Where shots are drawn, the target is trained behind the very ones it will be measured behind.
         twin = twin_suite(config)
         shots = None if twin is None else twin.shots
-        seed = settings.seed if twin is None or target.has_template else twin.sample_seed
+        seed = twin.sample_seed if twin is not None and (shots or not target.has_template) else settings.seed
         tasks = training_tasks(settings.source, settings.prompts, seed, data, shots)
     for name, suite in config.suites.items():
         refuse_overlap(tasks, suite_prompts(name, suite, data))
