@@ -79,15 +79,12 @@ class Draws:
     anchors: np.ndarray  # [B] int64, position of the anchor (-1 + prompt length for a prefill)
 
     def at(self, stream: str, count: int, device: torch.device) -> Tensor:  # -> [B, count] float64
-        """Uniforms for the tokens at anchor+1 .. anchor+count."""
+        """Uniforms for the tokens at anchor+1 .. anchor+count; those of "draft" are this round's alone."""
         positions = self.anchors[:, None] + 1 + np.arange(count)[None, :]
-        return torch.from_numpy(uniforms(self.keys, positions, stream)).to(device)
-
-    def of_proposals(self, count: int, device: torch.device) -> Tensor:  # -> [B, count] float64
-        """Uniforms for the proposals after this anchor, which no other round sees: see the head of this module."""
-        keys = _bits(self.keys, self.anchors[:, None], "draft")[:, 0]
-        slots = np.broadcast_to(np.arange(count), (len(keys), count))
-        return torch.from_numpy(uniforms(keys, slots, "draft")).to(device)
+        keys = self.keys
+        if stream == "draft":  # see the head of this module
+            keys = _bits(keys, self.anchors[:, None], stream)[:, 0]
+        return torch.from_numpy(uniforms(keys, positions, stream)).to(device)
 
 
 def target_choice(logits: Tensor, temperature: float, draws: Draws) -> Tensor:  # [B, S, V] -> [B, S]

@@ -282,7 +282,7 @@ class Decoder:
             return Proposal(torch.zeros(len(rows), 0, dtype=torch.int64, device=self.target.device))
         sampling = None
         if self.settings.proposals == "sampled":
-            drawn = draws.of_proposals(self.num_proposals, self.target.device)
+            drawn = draws.at("draft", self.num_proposals, self.target.device)
             sampling = Sampling(self.settings.temperature, drawn)
         proposal = self.drafter.propose(rows, sampling)
         if proposal.tokens.shape != (len(rows), self.num_proposals):

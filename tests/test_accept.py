@@ -46,7 +46,7 @@ def run(rule: str, logits: torch.Tensor, temperature: float = 1.0):
         tokens = logits[:K].topk(2).indices[:, 1].expand(N, K)  # greedy for a drafter that errs
         accepted, chosen = accept_rejection(batch, tokens, None, temperature, d)
     else:
-        tokens = invert(q, d.of_proposals(K, batch.device))
+        tokens = invert(q, d.at("draft", K, batch.device))
         accepted, chosen = accept_rejection(batch, tokens, q, temperature, d)
     emitted = torch.cat([tokens, torch.zeros(N, 1, dtype=torch.int64)], 1)
     emitted[torch.arange(N), accepted] = chosen
@@ -110,9 +110,9 @@ def test_inverse_cdf_hits_every_token_with_mass_and_no_other():
 def test_a_position_drafted_again_is_drawn_anew():
     """The slots of one round and of the next differ pairwise, though they draft the same positions."""
     keys = draws(1).keys
-    rounds = [Draws(keys, np.array([anchor])).of_proposals(8, torch.device("cpu"))[0].tolist() for anchor in range(50)]
+    rounds = [Draws(keys, np.array([anchor])).at("draft", 8, torch.device("cpu"))[0].tolist() for anchor in range(50)]
     assert len({uniform for drawn in rounds for uniform in drawn}) == 400
-    many = draws(5000).of_proposals(20, torch.device("cpu")).flatten()
+    many = draws(5000).at("draft", 20, torch.device("cpu")).flatten()
     counts = np.bincount((many.numpy() * V).astype(int), minlength=V)
     assert chi_square(counts, np.full(V, 1 / V)) < BOUND
 
