@@ -1,4 +1,7 @@
-"""A tiny random drafter with a fake target for tests of `methods`: an embedding, a head, and nothing else."""
+"""A tiny random drafter with a fake target for tests of `methods`: an embedding, a head, and nothing else.
+
+Tests of the contract run over `METHODS`, every recipe that drafts: a new one need not be named in any of them.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,12 @@ from torch import Tensor, nn
 from methods.config import DrafterConfig
 from methods.contract import TargetBinding, Verdict
 from methods.drafter import BlockDrafter
+from methods.recipes import RECIPES
+from methods.relays import RelayState, relay_state
 from methods.runner import BlockDraftRunner
 
 VOCAB, HIDDEN, MASK = 37, 24, 36
+METHODS = sorted(name for name, entry in RECIPES.items() if entry.drafts)
 
 
 def fake_binding(
@@ -29,13 +35,14 @@ def fake_binding(
     return TargetBinding(lambda ids: nn.functional.embedding(ids, table), head, hidden, vocab)
 
 
-def config(**changes: Any) -> DrafterConfig:
+def config(method: str = "dflash", **changes: Any) -> DrafterConfig:
+    chosen = RECIPES[method]
     base = DrafterConfig(
-        recipe="dflash",
-        fusion="shared_fc",
-        backbone="dflash",
-        head="plain",
-        relay="none",
+        recipe=method,
+        fusion=chosen.fusion,
+        backbone=chosen.backbone,
+        head=chosen.head,
+        relay=chosen.relay,
         block_size=6,
         alignment="same",
         num_proposals=5,
@@ -65,15 +72,18 @@ def config(**changes: Any) -> DrafterConfig:
 def drafter(
     cfg: DrafterConfig | None = None, dtype: torch.dtype = torch.float64, seed: int = 0, **kwargs: Any
 ) -> BlockDrafter:
-    """Random weights, norms included: with norms at one, a swapped or missing norm could go unseen."""
+    """Random weights, norms included: with norms at one, a swapped or missing norm could go unseen, and so could
+    all that stands behind a component which starts at zero."""
     torch.manual_seed(seed)
     built = BlockDrafter(cfg or config(), fake_binding(dtype), **kwargs).to(dtype)
     with torch.no_grad():
         for parameter in built.parameters():
             if parameter.ndim == 1:
                 parameter.uniform_(0.5, 1.5)
-            else:
+            elif parameter.any():
                 parameter.mul_(2)
+            else:
+                parameter.normal_(std=0.2)
     return built
 
 
@@ -91,12 +101,40 @@ def started(built: BlockDrafter, taps: Tensor, anchor: int, token: Tensor, capac
     return runner
 
 
-def training_logits(built: BlockDrafter, taps: Tensor, tokens: Tensor, anchors: list[int]) -> Tensor:
-    """Logits [N, K, V_d] of the proposing slots, by the training path."""
+def training_logits(
+    built: BlockDrafter, taps: Tensor, tokens: Tensor, anchors: list[int], relay: RelayState | None = None
+) -> Tensor:
+    """Logits [N, K, V_d] of the proposing slots, by the training path; relay: leading axes [1, N]."""
     at = torch.tensor([anchors])
-    hidden = built.forward_blocks(built.context(taps)[None], at, tokens[at], torch.ones_like(at, dtype=torch.bool))
+    keep = torch.ones_like(at, dtype=torch.bool)
+    hidden = built.forward_blocks(built.context(taps)[None], at, tokens[at], keep, relay)
     block = tokens[at[..., None] + torch.arange(built.layout.block_size)]
     return built.train_logits(hidden, block).final[0, :, : built.layout.num_proposals]
+
+
+def with_own_drafts(tokens: Tensor, anchor: int, logits: Tensor) -> Tensor:
+    """The text as if the drafter's choices came true: a head that reads earlier slots reads these in decoding.
+
+    logits: [K, V]."""
+    own = tokens.clone()
+    own[anchor + 1 : anchor + 1 + len(logits)] = logits.argmax(-1)
+    return own
+
+
+def assert_drafts_as_trained(
+    built: BlockDrafter, drafted: Tensor, taps: Tensor, tokens: Tensor, anchor: int, relay: RelayState | None = None
+) -> None:
+    """The logits [K, V] that decoding gave at `anchor` are those of training, the drafter's own choices for labels."""
+    trained = training_logits(built, taps, with_own_drafts(tokens, anchor, drafted), [anchor], relay)[0]
+    torch.testing.assert_close(drafted, trained, rtol=1e-9, atol=1e-9)
+
+
+def relay_after(built: BlockDrafter, seen: Verdict) -> RelayState | None:
+    """What the verification of N rows leaves for their next blocks, as training has it: leading axes [1, N]."""
+    if not built.relay.uses_states:
+        return None
+    left = relay_state(built.layout, built.context(seen.taps), seen.accepted, seen.next_token, seen.proposals)
+    return RelayState(*(value[None] for value in vars(left).values()))
 
 
 def verdict(accepted: list[int], next_token: list[int], taps: Tensor, proposals: Tensor | None = None) -> Verdict:

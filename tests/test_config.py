@@ -79,7 +79,10 @@ def test_every_mistake_is_reported_at_once():
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        ({"methods": ["ar", "dflahs"]}, ["dflahs", "did you mean 'dflash'", "valid methods: ar, dflash"]),
+        (
+            {"methods": ["ar", "dflahs"]},
+            ["dflahs", "did you mean 'dflash'", f"valid methods: {', '.join(method_names())}"],
+        ),
         ({"methods": []}, ["methods", "empty"]),
         ({"seeds": [0, 0]}, ["seeds", "twice"]),
         ({"temperatures": [-1]}, ["temperatures", "below 0"]),

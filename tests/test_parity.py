@@ -14,13 +14,14 @@ from harness.parity import Comparison, compare, decode, main, report, suite_pari
 from methods.config import DrafterConfig
 from methods.drafter import BlockDrafter
 from methods.runner import BlockDraftRunner
+from tests.drafting import METHODS
 from tests.tiny import tiny_target
 
 
-def arm_of(target):
+def arm_of(target, method="dflash"):
     config = DrafterConfig.for_target(
         target.config,
-        method="dflash",
+        method=method,
         target=target.name,
         target_source=target.source,
         target_revision=target.revision,
@@ -43,17 +44,18 @@ def target(request):
     return tiny_target("llama", request.param)
 
 
-def test_a_real_drafter_writes_what_the_target_writes_in_the_same_steps_at_every_batch_size(target):
+@pytest.mark.parametrize("method", METHODS)
+def test_a_real_drafter_writes_what_the_target_writes_in_the_same_steps_at_every_batch_size(target, method):
     suites = {
         "pocket_word": {"prompts": 3, "max_new_tokens": 14},
         "pocket_chat": {"prompts": 2, "max_new_tokens": 14},
     }
     config = load_config("smoke", {"suites": suites}, check=False)
-    arms = {"ar": None, "dflash": arm_of(target)}
+    arms = {"ar": None, method: arm_of(target, method)}
     for suite, responses in (("pocket_word", 3), ("pocket_chat", 4)):
         for temperature in (0.0, 1.0):
             found = suite_parity(config, target, arms, suite, temperature, 0, [1, 3])
-            assert [(r.method, r.batch) for r in found] == [("ar", 3), ("dflash", 1), ("dflash", 3)]
+            assert [(r.method, r.batch) for r in found] == [("ar", 3), (method, 1), (method, 3)]
             assert all(r.responses == r.equal == responses for r in found)
             assert found[-1].steps_equal == responses
             assert report(found, "float64") == 0

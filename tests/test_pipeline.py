@@ -129,11 +129,10 @@ def test_new_method_leaves_the_other_methods_alone(tree):
         assert line in before[0]
         new = 'Recipe("newcomer", "shared_fc", "dflash", "novel", "none", "decay"),\n        '
         recipes.write_text(before[0].replace(line, new + line))
-        assert '{"plain": PlainHead' in before[1]
-        added = '\n\nclass NovelHead(PlainHead):\n    """New."""\n'
-        table = before[1].replace('{"plain": PlainHead', '{"novel": NovelHead, "plain": PlainHead')
-        place = table.index("HEADS:")
-        heads.write_text(table[:place] + added + "\n\n" + table[place:])
+        added = 'class NovelHead(PlainHead):\n    """New."""\n\n\n'
+        table, count = re.subn(r"^HEADS: .*? = \{", rf'{added}\g<0>"novel": NovelHead, ', before[1], flags=re.MULTILINE)
+        assert count == 1
+        heads.write_text(table)
         new_jobs = {"train": 1, "decode": SUITES * TEMPERATURES, "timing": 1, "training_figure": 1}
         assert jobs(tree, "methods=[ar, dflash, newcomer]") == {**new_jobs, **dict.fromkeys(DOWNSTREAM, 1)}
     finally:

@@ -8,12 +8,13 @@ from harness.decode import Decoder, DecodeSettings, Prompt
 from harness.train.corpus import Corpus, Trajectory
 from harness.train.features import FeatureStore
 from harness.train.walk import Walk, WalkMismatch, accept_walk, check, walk
+from tests.drafting import METHODS
 
 BUDGET = 24
 
 
-@pytest.fixture(scope="module")
-def scene(tmp_path_factory):
+@pytest.fixture(scope="module", params=METHODS)
+def scene(request, tmp_path_factory):
     """A target, its own greedy answers, and a drafter that knows some of them by heart: it accepts now and then."""
     target = tiny_target()
     prompts = [Prompt(f"p{i}", tuple((7 * i + k) % 200 for k in range(3 + i))) for i in range(6)]
@@ -25,7 +26,7 @@ def scene(tmp_path_factory):
     folder = tmp_path_factory.mktemp("walk")
     cfg = config(folder, steps=60, eval_every=1000, checkpoint_every=1000, anchors=8)
     known = Corpus(tuple(lines[:4]), tuple(lines[4:]), (), {}, 0)
-    run = trainer(target, cfg, folder, data=known)
+    run = trainer(target, cfg, folder, data=known, method=request.param)
     run.run()
     return target, run.drafter, lines
 

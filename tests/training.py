@@ -14,6 +14,8 @@ from harness.train.features import FeatureStore
 from harness.train.loop import Stores, Trainer
 from harness.train.rounds import MaskRounds
 from methods.objectives import objective
+from methods.recipes import RECIPES
+from tests.drafting import METHODS
 
 
 def config(work: Path, **train: Any) -> Config:
@@ -38,7 +40,7 @@ def config(work: Path, **train: Any) -> Config:
             "work_dir": str(work / "work"),
             "targets": {"tiny": {"source": "nowhere"}},
             "suites": {"gsm8k": {"source": "gsm8k", "prompts": 1, "max_new_tokens": 8}},
-            "methods": ["dflash"],
+            "methods": METHODS,
             "drafter": {"block_size": 6, "num_layers": 1, "taps": [0, 2]},
             "trajectories": {"source": "gsm8k", "prompts": 6, "max_new_tokens": 12, "batch_size": 4},
             "train": settings | train,
@@ -65,10 +67,16 @@ def corpus(cfg: Config, lines: list[Trajectory] | None = None) -> Corpus:
 
 
 def trainer(
-    target: Target, cfg: Config, work: Path, seed: int = 0, data: Corpus | None = None, **kwargs: Any
+    target: Target,
+    cfg: Config,
+    work: Path,
+    seed: int = 0,
+    data: Corpus | None = None,
+    method: str = "dflash",
+    **kwargs: Any,
 ) -> Trainer:
     data = data or corpus(cfg)
-    drafter = build_drafter(cfg, target, "dflash", seed, data.train)
+    drafter = build_drafter(cfg, target, method, seed, data.train)
     budget = cfg.train.feature_cache_gb
     stores = Stores(
         *(FeatureStore(target, drafter.config.taps, part, budget) for part in (data.train, data.heldout, data.greedy))
@@ -76,7 +84,7 @@ def trainer(
     rounds = MaskRounds(seed, cfg.train.anchors)
     return Trainer(
         drafter,
-        objective("decay", cfg.train.gamma),
+        objective(RECIPES[method].objective, cfg.train.gamma),
         data,
         stores,
         rounds,
