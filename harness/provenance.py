@@ -2,11 +2,14 @@
 
 It knows how to ask git, the installed packages and the machine, and to do without any of them.  It does not
 know what the numbers are.  `provenance` is the whole record that goes beside an artefact,
-`provenance_short` the few columns that stand in every row of a table.
+`provenance_short` the few columns that stand in every row of a table, `origin` what goes beside decoded or
+trained files: the same with the target and the drafter that were loaded.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import platform
 import subprocess
@@ -68,6 +71,40 @@ def provenance_short(**more: Any) -> dict[str, Any]:
     whole = provenance()
     short = {name: whole[name] for name in SHORT}
     return {**short, "git_sha": (short["git_sha"] or "unknown")[:12], **more}
+
+
+def origin(*, fingerprint: str, dtype: str, drafter: Path | None = None, **more: Any) -> dict[str, Any]:
+    """What made an artefact: `provenance()` with the model that was loaded.
+
+    fingerprint: `Target.fingerprint`.  dtype: the target's, as configured.  drafter: checkpoint folder, None for a
+    method without one or a target alone.  more: whatever else the caller knows (accept, method).
+    Call it when the models are loaded: a commit made during a long run is not the one that is running.
+    Raises FileNotFoundError for a checkpoint folder without configuration or weights.
+    """
+    digest = checkpoint_digest(drafter) if drafter else None
+    return provenance(target_fingerprint=fingerprint, dtype=dtype, drafter_sha256=digest, **more)
+
+
+def checkpoint_digest(folder: Path) -> str:
+    """SHA-256 of a drafter: its configuration and its weights, nothing else of its folder."""
+    total = hashlib.sha256()
+    for name in ("config.json", "model.safetensors"):
+        total.update((folder / name).read_bytes())
+    return total.hexdigest()
+
+
+def origin_path(artefact: Path) -> Path:
+    """Where the origin of a file stands: beside it, `x.origin.json` for `x.jsonl`."""
+    return artefact.with_suffix(".origin.json")
+
+
+def write_origin(artefact: Path, content: dict[str, Any]) -> None:
+    """Write the origin of `artefact`; before the artefact itself, so that none stands beside an older origin."""
+    path = origin_path(artefact)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    temporary.replace(path)
 
 
 def source_digest(stage: str, methods: Iterable[str] = ()) -> str:
