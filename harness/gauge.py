@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.config import load_config
+from harness.config_errors import ConfigError
 
 NEAR = 4  # masks 1 to NEAR decide most of the acceptance length
 
@@ -173,10 +174,10 @@ def main(argv: list[str] | None = None) -> list[dict[str, Any]]:
     arguments = parser.parse_args(argv)
     if bool(arguments.records) == bool(arguments.config):
         parser.error("give record files and folders, or --config, not both")
-    paths = arguments.records or [Path(load_config(arguments.config, check=False).output_dir) / "records"]
     try:
+        paths = arguments.records or [Path(load_config(arguments.config, check=False).output_dir) / "records"]
         records = read_lines(paths)
-    except OSError as error:
+    except (OSError, ConfigError) as error:
         parser.error(str(error))
     chosen = [r for r in records if drafted(r) and (not arguments.methods or r.get("method") in arguments.methods)]
     if not chosen:

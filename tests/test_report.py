@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import csv
 import io
-import json
-from dataclasses import astuple, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import yaml
 
-from harness.pocket.world import SUITES
 from harness.report import inputs as reading
-from harness.report.cells import COLUMNS, Settings, build_cells, cells_text
-from harness.report.cells import main as cells_main
-from harness.report.figures import FORMATS, draw_acceptance, draw_training, save
-from harness.report.inputs import Inputs, Key, ReportError, read_inputs, read_jsonl, read_reported, record_path
-from harness.report.table1 import main as table_main
-from harness.report.table1 import read_cells, table_csv, table_md
+from harness.report.cells import Settings, build_cells
+from harness.report.columns import COLUMNS, cells_text
+from harness.report.inputs import Inputs, Key, read_reported
+from harness.report.table1 import table_csv, table_md
 
 GOLDEN = Path(__file__).parent / "golden"
 SETTINGS = Settings(resamples=200)
@@ -92,18 +87,26 @@ def inputs():
         records=records,
         digests={key: "0123456789ab" for key in records},
         timing=timing_rows(),
-        done={("tiny", "dflash"): [{"plateau": False}, {"plateau": True}]},
+        done={("tiny", "dflash"): [{"plateau": False}, {"plateau": True, "walk_gain_last_third": 0.01}]},
+        origins={
+            key: [{"git_sha": "0123456789abcdef", "dirty": False, "dtype": "float32", "target_fingerprint": "f0"}]
+            for key in records
+        },
         reported={("tiny", "dflash", 0.0, "a"): (3.5, "paper Table 1")},
     )
 
 
 @pytest.fixture(scope="module")
 def cells(inputs):
-    return list(csv.DictReader(io.StringIO(cells_text(build_cells(inputs, SETTINGS)))))
+    return read(build_cells(inputs, SETTINGS))
 
 
 def cell(cells, method, suite):
     return next(c for c in cells if (c["method"], c["suite"]) == (method, suite))
+
+
+def read(rows):
+    return list(csv.DictReader(io.StringIO(cells_text(rows))))
 
 
 def compare(name, text):
@@ -161,33 +164,73 @@ def test_reported_averages_stand_beside_ours_only_over_the_same_suites(inputs):
     both = {**inputs.reported, ("tiny", "dflash", 0.0, "b"): (2.5, "paper Table 1")}
     rows = build_cells(replace(inputs, reported=both), SETTINGS)
     row = next(r for r in rows if (r["method"], r["suite"]) == ("dflash", "avg"))
-    assert row["reported"] == 3.0
+    assert row["reported"] == 3.0 and row["reported_source"] == "our mean of paper Table 1"
+    assert "our mean over these suites" in table_md(read(rows), {})
 
 
 def test_reports_without_timing_or_matching_numbers_still_stand(inputs):
     rows = build_cells(replace(inputs, timing=(), reported={}, done={}), SETTINGS)
-    bare = list(csv.DictReader(io.StringIO(cells_text(rows))))
+    bare = read(rows)
     elsewhere = {("Qwen3-1.7B", "dflash", 0.0, "avg"): (3.56, "arXiv:2609.06498 Table 1")}
     text = table_md(bare, elsewhere)
-    assert "## Speed" not in text and "Reported elsewhere" in text and "3.56" in text
+    assert "Reported elsewhere" in text and "3.56" in text
+    assert "## Speed\n\nNot timed: T = 0. Only the temperatures of `timing.temperatures`" in text
 
 
-def test_missing_records_name_the_file_and_the_stage(tmp_path):
-    from harness.config import load_config
+def test_a_temperature_that_was_not_timed_is_named_beside_one_that_was(inputs):
+    warm = {replace(key, temperature=1.0): rows for key, rows in inputs.records.items()}
+    both = replace(inputs, temperatures=(0.0, 1.0), records={**inputs.records, **warm})
+    text = table_md(read(build_cells(both, SETTINGS)), {})
+    assert "slowest, fastest repeat" in text and "Not timed: T = 1. " in text
 
-    config = load_config("smoke", {"output_dir": str(tmp_path)}, check=False)
-    with pytest.raises(ReportError, match=r"pocket_word-T0-seed0.jsonl is missing; make it with .*run_suite"):
-        read_inputs(config)
-    path = record_path(tmp_path, "pocket", "ar", "pocket_word", 0, 0)
-    path.parent.mkdir(parents=True)
-    path.write_text(json.dumps(record("ar", "a", 0, 0)) + "\n")
-    found = read_inputs(config, allow_missing=True)
-    assert list(found.records) == [Key("pocket", "ar", 0.0, "pocket_word")]
-    path.write_text('{"half": ')
-    with pytest.raises(ReportError, match="line 1: not JSON"):
-        read_jsonl(path)
-    with pytest.raises(ReportError, match="is missing; make it with python -m harness.report.cells"):
-        read_cells(tmp_path / "cells.csv")
+
+def test_an_average_over_some_of_the_suites_is_left_out_and_said_to_be(inputs):
+    part = {key: rows for key, rows in inputs.records.items() if (key.method, key.suite) != ("dflow", "b")}
+    found = read(build_cells(replace(inputs, records=part), SETTINGS))
+    average = cell(found, "dflow", "avg")
+    assert {average[name] for name in ("tau", "gain", "accuracy", "tau_macro", "steps")} == {""}
+    assert average["flags"] == "no average: b missing" and cell(found, "dflow", "a")["tau"] != ""
+    text = table_md(found, {})
+    assert "* tiny dflow, avg, T = 0: **no average: b missing**" in text
+    assert table_csv(found).splitlines()[3] == "0,tiny,dflow,2.571,,"
+
+
+def test_a_walk_that_still_gains_is_under_trained_whatever_the_loss_says(inputs):
+    done = {("tiny", "dflow"): [{"plateau": True, "walk_gain_last_third": gain} for gain in (0.02, 0.061, None)]}
+    found = read(build_cells(replace(inputs, done=done), SETTINGS))
+    flag = (
+        "under-trained: 1 of 3 drafters had not reached their plateau (accept_walk gained up to 6.1% in the last third)"
+    )
+    assert cell(found, "dflow", "a")["flags"] == flag and cell(found, "dflash", "a")["flags"] == ""
+
+
+def test_one_seed_is_said_to_prove_nothing_and_several_are_listed(inputs):
+    single = {key: [r for r in rows if r["seed"] == 0] for key, rows in inputs.records.items()}
+    warning = "**With one seed the interval is over prompts only.**"
+    text = table_md(read(build_cells(replace(inputs, records=single), SETTINGS)), {})
+    assert text.count(warning) == 2 and text.index(warning) < text.index("| T |") < text.rindex(warning)
+    assert "| 0 | tiny | dflow | 2.57 [2.25, 3.00] |" in text and "28.6 % |\n" in text
+    records = {**inputs.records}
+    records[Key("tiny", "dflow", 0.0, "a")] = [
+        r if r["seed"] else record("dflow", "a", i % 3, 0) | {"accepted": [5], "committed": [6], "trace": None}
+        for i, r in enumerate(inputs.records[Key("tiny", "dflow", 0.0, "a")])
+    ]
+    found = read(build_cells(replace(inputs, records=records), SETTINGS))
+    assert cell(found, "dflow", "a")["gain_by_seed"] == "2 0.285714"
+    text = table_md(found, {})
+    assert warning not in text and "| 2 | 114.3 %, 28.6 % |" in text
+
+
+def test_provenance_names_commit_dtype_target_and_hashes_the_parts_of_an_average(inputs):
+    key = Key("tiny", "dflow", 0.0, "b")
+    other = {"git_sha": None, "dtype": "bfloat16", "target_fingerprint": "f0"}
+    origins, digests = {**inputs.origins, key: [other]}, {**inputs.digests, key: "other"}
+    found = read(build_cells(replace(inputs, origins=origins, digests=digests), SETTINGS))
+    assert "decoded at commit 0123456789ab, float32, target f0" in cell(found, "dflow", "a")["provenance"]
+    assert "at commit unknown, bfloat16, target f0" in cell(found, "dflow", "avg")["provenance"]
+    hashes = {cell(found, method, "avg")["provenance"].split(";")[0] for method in ("dflash", "dflow")}
+    assert len(hashes) == 2 and all(text.startswith("records ") for text in hashes)
+    assert "\nDecoded at commit 0123456789ab, float32, target f0." in table_md(found, {})
 
 
 def test_every_reported_number_has_a_source_and_the_papers_averages_agree():
@@ -202,48 +245,8 @@ def test_every_reported_number_has_a_source_and_the_papers_averages_agree():
             assert value == pytest.approx(sum(parts) / 6, abs=0.011)
 
 
-def test_figures_are_written_in_every_format_and_are_the_same_each_time(cells, tmp_path):
-    curves = {"tiny dflash seed 0": [{"step": str(i), "loss": str(3 - i), "accept_walk": ""} for i in range(3)]}
-    for folder in (tmp_path / "one", tmp_path / "two"):
-        save(draw_acceptance(cells), folder, "acceptance")
-        save(draw_training(curves), folder, "training")
-    for kind in FORMATS:
-        one, two = ((tmp_path / f / f"acceptance.{kind}").read_bytes() for f in ("one", "two"))
-        assert len(one) > 1000 and (kind == "svg" or one == two)
-    with pytest.raises(ReportError, match="no learning curve"):
-        draw_training({})
-
-
 def test_columns_are_documented():
     text = (reading.project_path("results") / "README.md").read_text(encoding="utf-8")
     plain = [c for c in COLUMNS if not c.endswith(("_low", "_high"))]
     missing = [c for c in plain if f"`{c}`" not in text and c not in ("target", "method", "temperature", "suite")]
     assert missing == []
-
-
-def test_the_commands_make_the_same_tables_from_the_same_files(inputs, tmp_path):
-    suite = {"source": "pocket", "prompts": 3, "max_new_tokens": 9}
-    config = {
-        "extends": "smoke",
-        "profile": "small",
-        "output_dir": str(tmp_path / "out"),
-        "temperatures": [0],
-        "seeds": [0, 1],
-        "targets": {"pocket": None, "tiny": {"source": "tiny/model"}},
-        "suites": {**dict.fromkeys(SUITES), "a": suite, "b": suite},
-    }
-    (tmp_path / "small.yaml").write_text(yaml.safe_dump(config))
-    for key, rows in inputs.records.items():
-        for seed in (0, 1):
-            path = record_path(tmp_path / "out", *astuple(key)[:2], key.suite, key.temperature, seed)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text("".join(json.dumps(r) + "\n" for r in rows if r["seed"] == seed))
-    made = []
-    for name in ("one", "two"):
-        folder = tmp_path / name
-        cells_main(["--config", str(tmp_path / "small.yaml"), "--out", str(folder / "cells.csv")])
-        table_main(["--cells", str(folder / "cells.csv"), "--out", str(folder / "table1.csv")])
-        made.append({path.name: path.read_text() for path in sorted(folder.iterdir())})
-    assert made[0] == made[1] and set(made[0]) == {"cells.csv", "table1.csv", "table1.md"}
-    assert made[0]["table1.csv"].splitlines()[0] == "temperature,target,method,a,b,avg"
-    assert len(made[0]["cells.csv"].splitlines()) == 1 + 2 * 3

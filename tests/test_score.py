@@ -64,7 +64,7 @@ def test_equal_answers(answer, reference):
 @pytest.mark.parametrize(
     ("answer", "reference"),
     [("421", "42"), ("58.5", "58500"), ("-7", "7"), ("", "1"), ("4 2", "42"), ("1/0", "1"), ("\\frac{1}{", "1"),
-     ("9" * 500, "9"), ("nan", "1"), ("1,2", "12"), ("x+2", "1+x"), ("\\frac{", "\\sqrt{2}")],
+     ("9" * 500, "9"), ("nan", "1"), ("1,2", "12"), ("x+2", "1+x"), ("y+1", "x+1"), ("\\frac{", "\\sqrt{2}")],
 )  # fmt: skip
 def test_unequal_answers(answer, reference):
     assert not equal(answer, reference)

@@ -109,6 +109,37 @@ def test_seeds_that_differ_widen_the_interval():
     assert width[1] > 2 * width[0]
 
 
+@pytest.mark.parametrize("seeds", [2, 3, 5])
+def test_intervals_cover_the_truth_although_drafters_differ_by_seed(seeds):
+    """Truth: tau 4 on average over prompts and over drafters, which differ by 3.3 %; no gain of one over another."""
+    rng, trials, held = np.random.default_rng(seeds), 150, np.zeros(2)
+
+    def drafters(hardness):
+        steps = np.full((seeds, len(hardness)), 30.0)
+        drafter = 1 + 0.033 * rng.standard_normal((seeds, 1))
+        above = 4 * steps * hardness * drafter * (1 + 0.05 * rng.standard_normal(steps.shape))
+        return bootstrap.Sums("s", tuple(range(seeds)), tuple(map(str, range(len(hardness)))), above, steps)
+
+    for _ in range(trials):
+        hardness = 1 + 0.1 * rng.standard_normal(50)
+        ours, base = drafters(hardness), drafters(hardness)
+        tau = bootstrap.ratio_interval(ours, 400, 0.95)
+        gain = bootstrap.gain_interval([ours], [base], 400, 0.95)
+        held += [tau.low <= 4 <= tau.high, gain.low <= 0 <= gain.high]
+    assert (held / trials >= 0.92).all() and (seeds < 5 or (held / trials < 0.995).all())
+
+
+def test_one_seed_leaves_the_interval_to_the_prompts_and_every_seed_is_listed():
+    records = [r for s in range(3) for r in many(30, seeds=(s,), gain=s)]
+    alone = bootstrap.ratio_interval(sums_of([r for r in records if r["seed"] == 1]), 500, 0.95)
+    found = bootstrap.ratio_interval(sums_of(records), 500, 0.95)
+    assert alone.by_seed == (alone.value,) and found.by_seed[1] == alone.value
+    assert np.diff(found.by_seed) == pytest.approx([1, 1])
+    standard_error = 1 / np.sqrt(3)  # of three figures one apart; t with 2 degrees of freedom reaches 4.3
+    assert (found.high - found.low) / 2 == pytest.approx(4.30 * standard_error, rel=0.08)
+    assert found.within(1, 3).high == 3 and found.within(1, 3).low >= 1
+
+
 def test_a_paired_gain_is_sharper_than_two_intervals_and_ignores_order():
     base, better = many(30, noise=9), many(30, noise=9, gain=1)
     gain = bootstrap.gain_interval([sums_of(better[::-1])], [sums_of(base)], 500, 0.95)
@@ -119,9 +150,11 @@ def test_a_paired_gain_is_sharper_than_two_intervals_and_ignores_order():
 
 def test_no_gain_over_itself_and_none_without_common_prompts():
     part = sums_of(many(5))
-    assert bootstrap.gain_interval([part], [part], 50, 0.95) == bootstrap.Interval(0, 0, 0)
+    assert bootstrap.gain_interval([part], [part], 50, 0.95) == bootstrap.Interval(0, 0, 0, (0,))
     with pytest.raises(ValueError, match="no prompt in common"):
         bootstrap.gain_interval([part], [sums_of([record([1], "other")])], 50, 0.95)
+    with pytest.raises(ValueError, match="no seed in common"):
+        bootstrap.gain_interval([part], [sums_of(many(5, seeds=(1,)))], 50, 0.95)
 
 
 def test_a_mean_over_suites_weighs_them_alike():

@@ -10,8 +10,7 @@ pure function of the files read; the same files give the same bytes.
 from __future__ import annotations
 
 import argparse
-import csv
-import io
+import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,34 +19,17 @@ from typing import Any
 
 from harness.config import load_config, project_path
 from harness.gauge import knowledge
+from harness.report.columns import KNOWN, cells_text
 from harness.report.inputs import AVERAGE, BASELINE, PLAIN, Inputs, Key, read_inputs, write_text
 from harness.report.speed import speed_columns
 from harness.score import bootstrap
 from harness.score.metrics import Acceptance, acceptance, flags, response_mean_unclipped
 
-KNOWN = (
-    "full_acceptance",
-    "relay_rounds",
-    "mean_live_masks",
-    "stale_right",
-    "rescue",
-    "rescue_1_4",
-    "oracle_tau",
-    "oracle_gain",
-)
 MACHINE = ("device", "threads", "dtype", "torch", "transformers", "git_sha")
-COLUMNS = (
-    *("target", "method", "temperature", "suite", "seeds", "prompts", "responses", "steps", "tokens"),
-    *("tau", "tau_low", "tau_high", "gain", "gain_low", "gain_high"),
-    *("tau_macro", "tau_with_prefill", "tau_unclipped", "tau_unclipped_low", "tau_unclipped_high"),
-    *("reported", "reported_source"),
-    *("accuracy", "accuracy_low", "accuracy_high", "no_answer", "verdicts_unlike_ar", "outputs_unlike_ar"),
-    *("tokens_per_s", "speedup", "speedup_low", "speedup_high", "timed_repeats", "speedup_predicted"),
-    "speedup_over_generate",
-    *("t_ar_ms", "t_verify_ms", "t_draft_ms", "host_ms", "first_response_s"),
-    *KNOWN,
-    *("histogram", "flags", "provenance"),
-)
+#: At its plateau a drafter's held-out tau gains less than this over the last third of the steps.
+PLATEAU_GAIN = 0.02
+#: What a figure can be at all; an interval over few seeds would reach beyond.
+BOUNDS = {"tau": (1.0, math.inf), "tau_unclipped": (1.0, math.inf), "accuracy": (0.0, 1.0), "gain": (-1.0, math.inf)}
 
 
 @dataclass(frozen=True)
@@ -85,7 +67,7 @@ def _cell(inputs: Inputs, key: Key, settings: Settings) -> dict[str, Any]:
         **speed_columns(inputs.timing, key.target, key.method, key.temperature, key.suite),
         **_known(records, key),
         "no_answer": sum(record["verdict"] == "no_answer" for record in records) if _scored(records) else None,
-        "provenance": _provenance(inputs, key),
+        "provenance": _provenance(inputs, [key]),
     }
     row["reported"], row["reported_source"] = inputs.reported.get(_reported_key(key), (None, None))
     row["flags"] = "; ".join([*flags(records, drafts=key.method != PLAIN), *training_flags(inputs, key)])
@@ -95,9 +77,17 @@ def _cell(inputs: Inputs, key: Key, settings: Settings) -> dict[str, Any]:
 def _average(
     inputs: Inputs, keys: Sequence[Key], cells: Sequence[Mapping[str, Any]], settings: Settings
 ) -> dict[str, Any]:
-    """The plain mean over the suites that were run; counts are sums."""
+    """The plain mean over the suites; counts are sums. Without figures where a suite is missing: a mean over fewer
+    suites beside means over all of them would be compared with them.
+    """
     key = Key(keys[0].target, keys[0].method, keys[0].temperature, AVERAGE)
     row: dict[str, Any] = {**key.__dict__, "seeds": min(cell["seeds"] for cell in cells)}
+    row["provenance"] = _provenance(inputs, keys)
+    row |= speed_columns(inputs.timing, key.target, key.method, key.temperature, None)
+    missing = [suite for suite in inputs.suites if suite not in {k.suite for k in keys}]
+    if missing:
+        row["flags"] = "; ".join([f"no average: {', '.join(missing)} missing", *training_flags(inputs, key)])
+        return row
     for name in ("prompts", "responses", "steps", "tokens"):
         row[name] = sum(cell[name] for cell in cells)
     for name in ("tau_macro", "tau_with_prefill"):
@@ -106,18 +96,20 @@ def _average(
     for name in ("no_answer", "verdicts_unlike_ar", "outputs_unlike_ar"):
         known = [cell[name] for cell in cells if cell.get(name) is not None]
         row[name] = sum(known) if known else None
-    row |= speed_columns(inputs.timing, key.target, key.method, key.temperature, None)
     reported = [inputs.reported.get(_reported_key(k)) for k in keys]
     if all(reported):  # a printed average over other suites is not ours to compare with
         row["reported"] = sum(value for value, _ in reported) / len(reported)
-        row["reported_source"] = reported[0][1]
+        row["reported_source"] = f"our mean of {reported[0][1]}"
     row["flags"] = "; ".join(training_flags(inputs, key))
-    row["provenance"] = _provenance(inputs, key)
     return row
 
 
-def _intervals(inputs: Inputs, keys: Sequence[Key], settings: Settings) -> dict[str, float]:
-    """tau, tau_unclipped, accuracy and the gain over the baseline, each with its interval; the mean over `keys`."""
+def _intervals(inputs: Inputs, keys: Sequence[Key], settings: Settings) -> dict[str, Any]:
+    """tau, tau_unclipped, accuracy and the gain over the baseline, each with its interval; the mean over `keys`.
+
+    Accuracy is the mean over those suites that are scored. Drafters are compared by seed: without a seed in common
+    there is no gain.
+    """
 
     def parts(above: Callable, below: Callable, of: Sequence[Key] = keys) -> list[bootstrap.Sums]:
         return [bootstrap.sums(key.suite, inputs.records[key], above, below) for key in of]
@@ -134,18 +126,15 @@ def _intervals(inputs: Inputs, keys: Sequence[Key], settings: Settings) -> dict[
         )
     base = [Key(key.target, BASELINE, key.temperature, key.suite) for key in keys]
     if keys[0].method not in (PLAIN, BASELINE) and all(key in inputs.records for key in base):
-        found["gain"] = bootstrap.gain_interval(
-            taus, parts(_committed, _steps, base), settings.resamples, settings.confidence
-        )
-    return {
-        name + suffix: value
-        for name, found_interval in found.items()
-        for suffix, value in (
-            ("", found_interval.value),
-            ("_low", found_interval.low),
-            ("_high", found_interval.high),
-        )
-    }
+        theirs = parts(_committed, _steps, base)
+        if set.intersection(*(set(part.seeds) for part in (*taus, *theirs))):
+            found["gain"] = bootstrap.gain_interval(taus, theirs, settings.resamples, settings.confidence)
+    columns: dict[str, Any] = {}
+    for name, whole in found.items():
+        inside = whole.within(*BOUNDS[name])
+        columns |= {name: inside.value, f"{name}_low": inside.low, f"{name}_high": inside.high}
+        columns[f"{name}_by_seed"] = inside.by_seed
+    return columns
 
 
 def _committed(record: Mapping[str, Any]) -> float:
@@ -209,36 +198,38 @@ def _reported_key(key: Key) -> tuple[str, str, float, str]:
     return (key.target.lower(), key.method, key.temperature, key.suite)
 
 
-def _provenance(inputs: Inputs, key: Key) -> str:
-    """The record files behind a row, and the machine behind its speed."""
-    parts = [f"records {inputs.digests[key]}"] if key in inputs.digests else []
-    machines = [row["machine"] for row in inputs.timing if (row["target"], row["method"]) == (key.target, key.method)]
+def _provenance(inputs: Inputs, keys: Sequence[Key]) -> str:
+    """The record files behind a row, what decoded them, and the machine behind its speed."""
+    digests = [inputs.digests[key] for key in keys if key in inputs.digests]
+    if len(digests) > 1:
+        digests = [hashlib.sha256(" ".join(digests).encode()).hexdigest()[:12]]
+    parts = [f"records {digest}" for digest in digests]
+    made = sorted({_origin(found) for key in keys for found in inputs.origins.get(key, ())})
+    parts += [f"decoded {' and '.join(made)}"] if made else []
+    target, method = keys[0].target, keys[0].method
+    machines = [row["machine"] for row in inputs.timing if (row["target"], row["method"]) == (target, method)]
     if machines:
         facts = ", ".join(f"{name} {machines[0][name]}" for name in MACHINE if machines[0].get(name) is not None)
         parts.append(f"timed on {facts}")
     return "; ".join(parts)
 
 
+def _origin(found: Mapping[str, Any]) -> str:
+    commit = (found.get("git_sha") or "unknown")[:12] + (" with changes" if found.get("dirty") else "")
+    return f"at commit {commit}, {found.get('dtype')}, target {found.get('target_fingerprint')}"
+
+
 def training_flags(inputs: Inputs, key: Key) -> list[str]:
-    """What the drafter's final marks say about its training."""
+    """What the drafter's final marks say about its training: a curve that is not flat, a walk that still gained."""
     marks = inputs.done.get((key.target, key.method), [])
-    short = sum(mark.get("plateau") is False for mark in marks)
-    return [f"under-trained: {short} of {len(marks)} drafters had not reached their plateau"] if short else []
-
-
-def cells_text(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The rows as CSV; empty where a value does not exist."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    writer.writerows([_text(row.get(name)) for name in COLUMNS] for row in rows)
-    return out.getvalue()
-
-
-def _text(value: Any) -> str:
-    if value is None or (isinstance(value, float) and not math.isfinite(value)):
-        return ""
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+    gains = [mark.get("walk_gain_last_third") or 0.0 for mark in marks]
+    short = [
+        gain for mark, gain in zip(marks, gains, strict=True) if mark.get("plateau") is False or gain > PLATEAU_GAIN
+    ]
+    if not short:
+        return []
+    still = f" (accept_walk gained up to {max(short):.1%} in the last third)" if max(short) > PLATEAU_GAIN else ""
+    return [f"under-trained: {len(short)} of {len(marks)} drafters had not reached their plateau{still}"]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -247,9 +238,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, help="default: <output_dir>/cells.csv")
     parser.add_argument("--allow-missing", action="store_true", help="leave out cells without records")
     arguments = parser.parse_args(argv)
-    config = load_config(arguments.config, check=False)
-    settings = Settings(config.report.bootstrap, config.report.confidence)
     try:
+        config = load_config(arguments.config, check=False)
+        settings = Settings(config.report.bootstrap, config.report.confidence)
         rows = build_cells(read_inputs(config, arguments.allow_missing), settings)
     except ValueError as error:
         parser.exit(2, f"{error}\n")

@@ -13,10 +13,13 @@ import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from harness.config import Config, project_path, temperature_label
+from harness.provenance import origin_path
+from harness.report.checks import IDENTITY, ReportError, check_records, check_same_prompts, check_timing
 
 REPORTED = Path("results") / "reported"
 AVERAGE = "avg"
@@ -24,10 +27,6 @@ AVERAGE = "avg"
 PLAIN, BASELINE = "ar", "dflash"
 #: The arm of timing rows that is no method: transformers' own `generate`.
 GENERATE = "generate"
-
-
-class ReportError(ValueError):
-    """A file of the run is missing or unusable. The message names it and the stage that makes it."""
 
 
 @dataclass(frozen=True, order=True)
@@ -44,7 +43,8 @@ class Key:
 class Inputs:
     """All that a report is made from, in the order of the configuration.
 
-    records: by cell, all seeds together. digests: by cell, a short hash of its record files.
+    records: by cell, all seeds together. digests: by cell, a short hash of its record files. origins: by cell,
+    what `harness.provenance.origin` wrote beside those files, for those that have one.
     timing: rows of every target. done: final marks of drafters, by (target, method), a list over seeds.
     reported: (target in lower case, method, temperature, suite) -> (value, source).
     """
@@ -58,23 +58,18 @@ class Inputs:
     timing: Sequence[dict[str, Any]] = ()
     done: Mapping[tuple[str, str], list[dict[str, Any]]] = field(default_factory=dict)
     reported: Mapping[tuple[str, str, float, str], tuple[float, str]] = field(default_factory=dict)
+    origins: Mapping[Key, list[dict[str, Any]]] = field(default_factory=dict)
 
 
 def read_inputs(config: Config, allow_missing: bool = False) -> Inputs:
-    """All that the configuration asks for. Raises ReportError for missing records unless `allow_missing`."""
+    """All that the configuration asks for.
+
+    Raises ReportError for missing record files unless `allow_missing`, and for files that are not whole (see
+    `harness.report.checks`) in any case.
+    """
     base = project_path(config.output_dir)
-    records: dict[Key, list[dict[str, Any]]] = {}
-    digests: dict[Key, str] = {}
-    for target in config.targets:
-        for method in config.methods:
-            for temperature in config.temperatures:
-                for suite in config.suites:
-                    files = [record_path(base, target, method, suite, temperature, s) for s in config.seeds]
-                    found = _existing(files, "harness.run_suite", allow_missing)
-                    if found:
-                        key = Key(target, method, float(temperature), suite)
-                        records[key] = [row for path in found for row in read_jsonl(path)]
-                        digests[key] = digest(found)
+    files = _record_files(base, config, allow_missing)
+    records = {key: [row for path in paths for row in paths[path]] for key, paths in files.items()}
     timing = [base / "timing" / f"{target}.jsonl" for target in config.targets]
     return Inputs(
         targets=tuple(config.targets),
@@ -82,12 +77,40 @@ def read_inputs(config: Config, allow_missing: bool = False) -> Inputs:
         temperatures=tuple(float(t) for t in config.temperatures),
         suites=tuple(config.suites),
         records=records,
-        digests=digests,
+        digests={key: digest(paths) for key, paths in files.items()},
+        origins={
+            key: [read_object(origin_path(path), "harness.run_suite") for path in paths if origin_path(path).is_file()]
+            for key, paths in files.items()
+        },
         # a table without speed is still a table: timing wants the machine for itself and may come later
-        timing=[row for path in _existing(timing, "harness.timing", True) for row in read_jsonl(path)],
+        timing=[row for path in _existing(timing, "harness.timing", True) for row in _timing_rows(path)],
         done=read_done(base, config),
         reported=read_reported(project_path(REPORTED)),
     )
+
+
+def _record_files(base: Path, config: Config, allow_missing: bool) -> dict[Key, dict[Path, list[dict[str, Any]]]]:
+    """Checked rows by cell and file, a file per seed."""
+    found: dict[Key, dict[Path, list[dict[str, Any]]]] = {}
+    for target in config.targets:
+        for suite, settings in config.suites.items():
+            asked: dict[Path, list[dict[str, Any]]] = {}
+            for method, temperature, seed in product(config.methods, config.temperatures, config.seeds):
+                path = record_path(base, target, method, suite, temperature, seed)
+                if not _existing([path], "harness.run_suite", allow_missing):
+                    continue
+                asked[path] = rows = read_jsonl(path)
+                identity = dict(zip(IDENTITY, (target, method, suite, temperature, seed), strict=True))
+                check_records(path, rows, identity, settings.prompts)
+                found.setdefault(Key(target, method, float(temperature), suite), {})[path] = rows
+            check_same_prompts(asked)
+    return found
+
+
+def _timing_rows(path: Path) -> list[dict[str, Any]]:
+    rows = read_jsonl(path)
+    check_timing(path, rows)
+    return rows
 
 
 def record_path(base: Path, target: str, method: str, suite: str, temperature: float, seed: int) -> Path:
@@ -108,7 +131,7 @@ def read_done(base: Path, config: Config) -> dict[tuple[str, str], list[dict[str
             for seed in config.seeds:
                 path = drafter_folder(base, target, method, seed) / "done.json"
                 if path.is_file():
-                    marks.setdefault((target, method), []).append(json.loads(path.read_text("utf-8")))
+                    marks.setdefault((target, method), []).append(read_object(path, "harness.train"))
     return marks
 
 
@@ -135,6 +158,17 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
                 except json.JSONDecodeError as error:
                     raise ReportError(f"{path}, line {number}: not JSON ({error}); make the file again") from error
     return rows
+
+
+def read_object(path: Path, stage: str) -> dict[str, Any]:
+    """One JSON object. Raises ReportError that names the file and the stage that makes it."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ReportError(f"{path} is damaged ({error}); delete it and run python -m {stage} again") from error
+    if not isinstance(found, dict):
+        raise ReportError(f"{path} holds no JSON object; delete it and run python -m {stage} again")
+    return found
 
 
 def digest(paths: Iterable[Path]) -> str:

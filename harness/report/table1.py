@@ -11,30 +11,28 @@ from __future__ import annotations
 import argparse
 import csv
 import io
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from harness.config import project_path
+from harness.report.columns import Cell, read_cells
 from harness.report.inputs import AVERAGE, PLAIN, REPORTED, ReportError, read_reported, write_text
 
-Cell = dict[str, str]
 DEFINITION = """\
 **Acceptance length** = tokens committed per verify step: the target's own token in, the token of the prefill
-out, counted after stops and the token budget, total tokens over total steps. In brackets the interval of a
-bootstrap over seeds, then prompts (95 % unless `report.confidence` says otherwise); with one seed it says
-nothing about training another drafter. `avg` is the plain mean over the suites shown. `ar` drafts nothing and is
+out, counted after stops and the token budget, total tokens over total steps. In brackets the interval (95 %
+unless `report.confidence` says otherwise): prompts are resampled, and the spread between the drafters of
+several seeds enters by Student's t. `avg` is the plain mean over the suites shown. `ar` drafts nothing and is
 1 by definition."""
-
-
-def read_cells(path: Path) -> list[Cell]:
-    """Rows of cells.csv. Raises ReportError if it is missing or empty."""
-    if not path.is_file():
-        raise ReportError(f"{path} is missing; make it with python -m harness.report.cells")
-    with path.open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
-    if not rows:
-        raise ReportError(f"{path} has no rows; decode something first")
-    return rows
+ONE_SEED = """\
+**With one seed the interval is over prompts only.** It says nothing about what another training run would give,
+however narrow it is and whatever it excludes."""
+GAIN = """\
+Relative gain in acceptance length, paired by prompt and by seed: the same prompts are drawn for both methods. An
+interval that holds 0 does not tell a gain from none."""
+ACCURACY = """\
+Share of responses graded right; `avg` is the mean over those suites that are scored. Exact-match decoding must
+not change it: responses that differ from those of `ar` are counted in the notes."""
 
 
 def table_csv(cells: Sequence[Cell]) -> str:
@@ -51,28 +49,34 @@ def table_csv(cells: Sequence[Cell]) -> str:
 
 def table_md(cells: Sequence[Cell], reported: dict) -> str:
     """The same with intervals, gains, accuracy, speed, what the verifier knew, and the reported numbers."""
-    parts = ["# Table 1: acceptance length", DEFINITION, _grid(cells, _with_interval("tau", 2)), _warnings(cells)]
+    tau, gain, accuracy = _with_interval("tau", 2), _with_interval("gain", 1, True), _with_interval("accuracy", 1, True)
+    drafting = [cell for cell in cells if cell["method"] != PLAIN]
+    gained = [cell for cell in drafting if cell["gain"]]
+    parts = ["# Table 1: acceptance length", DEFINITION, _one_seed(drafting)]
+    parts += [_grid(cells, tau, {"seeds": _seeds}), _warnings(cells)]
     parts += [
-        _section(
-            "Gain over dflash",
-            "Relative gain in acceptance length, paired by prompt (and by seed): the same prompts are drawn for both "
-            "methods. An interval that holds 0 shows no gain.",
-            cells,
-            _with_interval("gain", 1, percent=True),
-        ),
-        _section(
-            "Accuracy",
-            "Share of responses graded right. Exact-match decoding must not change it: responses that differ from "
-            "those of `ar` are counted in the notes.",
-            cells,
-            _with_interval("accuracy", 1, percent=True),
-        ),
+        _section("Gain over dflash", [GAIN, _one_seed(gained)], cells, gain, {"seeds": _seeds, "avg by seed": _gains}),
+        _section("Accuracy", [ACCURACY], cells, accuracy),
         _speed(cells),
         _known(cells),
         _reported(cells, reported),
         _notes(cells),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _one_seed(cells: Iterable[Cell]) -> str:
+    return ONE_SEED if any(cell["seeds"] == "1" for cell in cells) else ""
+
+
+def _seeds(row: Mapping[str, Cell]) -> str:
+    """How many seeds are behind a line; `1 to 3` where suites differ."""
+    counts = sorted({int(cell["seeds"]) for cell in row.values()})
+    return f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else str(counts[0])
+
+
+def _gains(row: Mapping[str, Cell]) -> str:
+    return ", ".join(_number(gain, 1, True) for gain in row.get(AVERAGE, {}).get("gain_by_seed", "").split())
 
 
 def _suites(cells: Iterable[Cell]) -> list[str]:
@@ -87,20 +91,27 @@ def _rows(cells: Iterable[Cell]) -> list[tuple[tuple[str, str, str], dict[str, C
     return list(rows.items())
 
 
-def _grid(cells: Sequence[Cell], show: Callable[[Cell], str]) -> str:
-    """One line per temperature, target and method, one column per suite; lines with nothing to show are left out."""
-    suites = [*_suites(cells), AVERAGE]
+def _grid(
+    cells: Sequence[Cell],
+    show: Callable[[Cell], str],
+    extra: Mapping[str, Callable[[Mapping[str, Cell]], str]] | None = None,
+) -> str:
+    """One line per temperature, target and method, one column per suite; lines with nothing to show are left out.
+
+    extra: further columns, each a function of a line's cells by suite.
+    """
+    suites, extra = [*_suites(cells), AVERAGE], extra or {}
     lines = []
     for key, row in _rows(cells):
         values = [show(row[suite]) if suite in row else "" for suite in suites]
         if any(values):
-            lines.append([*key, *values])
-    return _table(["T", "target", "method", *suites], lines) if lines else ""
+            lines.append([*key, *values, *(find(row) for find in extra.values())])
+    return _table(["T", "target", "method", *suites, *extra], lines) if lines else ""
 
 
-def _section(title: str, text: str, cells: Sequence[Cell], show: Callable[[Cell], str]) -> str:
-    grid = _grid(cells, show)
-    return f"## {title}\n\n{text}\n\n{grid}" if grid else ""
+def _section(title: str, texts: Sequence[str], cells: Sequence[Cell], show: Callable[[Cell], str], extra=None) -> str:
+    grid = _grid(cells, show, extra)
+    return "\n\n".join([f"## {title}", *filter(None, texts), grid]) if grid else ""
 
 
 def _table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
@@ -139,30 +150,28 @@ def _speed(cells: Sequence[Cell]) -> str:
             parts = [_number(cell[name], 2) for name in ("t_ar_ms", "t_verify_ms", "t_draft_ms", "host_ms")]
             predicted = _number(cell["speedup_predicted"], 2)
             lines.append([*key, _number(cell["tokens_per_s"], 1), spread if cell["speedup"] else "", predicted, *parts])
+    untimed = sorted({key[0] for key, _ in _rows(cells)} - {line[0] for line in lines}, key=float)
+    missing = (
+        f"Not timed: T = {', '.join(untimed)}. Only the temperatures of `timing.temperatures` are, by "
+        "`python -m harness.timing`."
+        if untimed
+        else ""
+    )
     if not lines:
-        return ""
-    head = [
-        "T",
-        "target",
-        "method",
-        "tokens/s",
-        "speed-up",
-        "predicted",
-        "t_ar",
-        "t_verify",
-        "t_draft",
-        "host",
-    ]
+        return f"## Speed\n\n{missing}"
+    head = ["T", "target", "method", "tokens/s", "speed-up [slowest, fastest repeat]", "predicted"]
+    head += ["t_ar", "t_verify", "t_draft", "host"]
     text = (
         "All methods in one process, interleaved prompt by prompt, batch 1, first turns: total tokens over total "
-        "seconds, median over repeats, in brackets the slowest and fastest repeat. Milliseconds a round from a "
+        "seconds, median over repeats; brackets hold repeats here, no interval. Milliseconds a round from a "
         "separate instrumented pass: t_ar a one-token forward of the target, t_verify the forward over all "
         "proposals, t_draft drafting and taking in the verdict, host everything else. Predicted = tau x t_ar / "
         "(t_verify + t_draft)."
     )
     machines = sorted({cell["provenance"].partition("timed on ")[2] for cell in cells} - {""})
     where = "\n".join(f"Timed on {machine}." for machine in machines)
-    return f"## Speed\n\n{text}\n\n{_table(head, lines)}\n\n{_over_generate(cells)}{where}".rstrip()
+    parts = ["## Speed", text, _table(head, lines), _over_generate(cells).rstrip(), where, missing]
+    return "\n\n".join(filter(None, parts))
 
 
 def _over_generate(cells: Sequence[Cell]) -> str:
@@ -217,7 +226,8 @@ def _reported(cells: Sequence[Cell], reported: dict) -> str:
     )
     if grid:
         sources = ", ".join(sorted({cell["reported_source"] for cell in cells if cell["reported_source"]}))
-        return f"## Reported beside ours\n\n{text} Each cell: ours / reported ({sources}).\n\n{grid}"
+        mean = "An `avg` that is reported here is our mean over these suites, not a printed one."
+        return f"## Reported beside ours\n\n{text} Each cell: ours / reported ({sources}). {mean}\n\n{grid}"
     methods = {cell["method"] for cell in cells}
     lines = [
         [f"{temperature:g}", target, method, f"{value:.2f}", source]
@@ -248,9 +258,9 @@ def _warnings(cells: Sequence[Cell]) -> str:
     found: dict[str, list[str]] = {}
     for cell in cells:
         for flag in cell["flags"].split("; "):
-            if flag.startswith(("under-trained", "tau=1.00")):
+            if flag.startswith(("under-trained", "tau=1.00", "no average")):
                 place = f"{cell['target']} {cell['method']}"
-                if flag.startswith("tau"):
+                if not flag.startswith("under-trained"):
                     place += f", {cell['suite']}, T = {float(cell['temperature']):g}"
                 found.setdefault(flag, []).append(place)
     return "\n".join(f"* {'; '.join(dict.fromkeys(places))}: **{flag}**" for flag, places in found.items())
@@ -275,7 +285,9 @@ def _notes(cells: Sequence[Cell]) -> str:
                 ]
             )
     head = ["T", "target", "method", "suite", "prompts", "seeds", "steps", "tokens"]
-    return "## Notes\n\n" + _table([*head, "outputs unlike ar", "no answer", "flags"], lines)
+    origins = sorted({part for cell in cells for part in cell["provenance"].split("; ") if part.startswith("decoded ")})
+    where = "\n".join(f"D{origin[1:]}." for origin in origins)
+    return f"## Notes\n\n{_table([*head, 'outputs unlike ar', 'no answer', 'flags'], lines)}\n\n{where}".rstrip()
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -20,6 +20,7 @@ _HASHES = re.compile(r"####[ \t]*(\S[^\n]*)")
 _MARKED_LINE = re.compile(r"^#+[ \t]*(\S[^\n]*)", re.MULTILINE)
 #: What follows `#` in a Markdown heading: a word, or the number of a section before its title.
 _HEADING = re.compile(r"[*_ ]*(?!(?:final )?answer[*_ ]*[:=])(?:[^\W\d_]|\d+[.):]\s+\S)", re.IGNORECASE)
+_LETTER = re.compile(r"[A-Za-z]")
 _PLAIN = re.compile(r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)")
 _FRACTION = re.compile(r"([-+]?)\\[dt]?frac\{(\d+)\}\{(\d+)\}|([-+]?\d+)\s*/\s*(\d+)")
 #: Longer digit strings are not answers; converting them would only cost time.
@@ -94,7 +95,7 @@ def as_number(text: str) -> Fraction | None:
 def equal(answer: str, reference: str) -> bool:
     """Whether two written answers mean the same; symbolic comparison only where the reference is no plain number."""
     right = as_number(reference)
-    if right is not None:
+    if right is not None and not _LETTER.search(reference):  # x+1 holds a number and is none
         return as_number(answer) == right
     return answer.strip() == reference.strip() or _symbolically_equal(answer, reference)
 

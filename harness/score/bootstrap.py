@@ -1,19 +1,22 @@
-"""Intervals: a bootstrap over seeds, then prompts, of ratios of sums; and paired differences by prompt id.
+"""Intervals: of ratios of sums and of paired differences, over prompts and over seeds.
 
 Knows arrays of sums. Does not know what was summed. Every draw has a fixed key made of the suite and the
 numbers of seeds and prompts, so two methods on the same prompts are resampled alike (that is what pairs them)
 and a report is reproducible.
 
-Prompts are drawn once per replicate and shared by the seeds drawn: the same prompts are used under every
-seed, so a hard prompt is hard under all of them, and drawing anew for each seed would make intervals too
-narrow.
+Two parts are added. **Prompts** are resampled, the same for every seed: a hard prompt is hard under all of
+them. **Seeds** are too few to resample (of two, no draw lies outside the two): the figure under each seed alone
+varies about their mean by Student's t with S - 1 degrees of freedom, exact for normal deviations. Two seeds
+hence give a very wide interval, as they should. One seed says nothing about others; its interval is over
+prompts only.
 """
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -23,11 +26,17 @@ KEY = 20260609
 
 @dataclass(frozen=True)
 class Interval:
-    """An estimate with the limits of its percentile interval."""
+    """An estimate with the limits of its interval; by_seed: the estimate under each seed alone."""
 
     value: float
     low: float
     high: float
+    by_seed: tuple[float, ...] = ()
+
+    def within(self, least: float, most: float) -> Interval:
+        """The same with limits that the figure can take: no share lies above 1, however few the seeds."""
+        low, high = (min(max(limit, least), most) for limit in (self.low, self.high))
+        return replace(self, low=low, high=high)
 
 
 @dataclass(frozen=True)
@@ -45,10 +54,15 @@ class Sums:
         """The ratio of totals."""
         return float(_divide(self.above.sum(), self.below.sum()))
 
-    def only(self, prompts: Sequence[str]) -> Sums:
-        """The same for some of the prompts, in the order given."""
-        at = [self.prompts.index(name) for name in prompts]
-        return Sums(self.suite, self.seeds, tuple(prompts), self.above[:, at], self.below[:, at])
+    @property
+    def by_seed(self) -> np.ndarray:  # -> [S]
+        """The ratio of totals under each seed alone; NaN for one without data."""
+        return _divide(self.above.sum(axis=1), self.below.sum(axis=1))
+
+    def only(self, seeds: Sequence[int], prompts: Sequence[str]) -> Sums:
+        """The same for some of the seeds and prompts, in the order given."""
+        at = np.ix_([self.seeds.index(seed) for seed in seeds], [self.prompts.index(name) for name in prompts])
+        return Sums(self.suite, tuple(seeds), tuple(prompts), self.above[at], self.below[at])
 
 
 def sums(
@@ -71,62 +85,81 @@ def sums(
 
 
 def replicates(part: Sums, resamples: int) -> np.ndarray:  # -> [R]
-    """The ratio of totals under `resamples` draws of seeds and prompts."""
-    seeds, prompts = len(part.seeds), len(part.prompts)
-    # the draw of seeds does not depend on the suite: suites averaged together share their drafters
-    of_seeds = _weights(seeds, resamples, (KEY, seeds))
-    of_prompts = _weights(prompts, resamples, (KEY, prompts, zlib.crc32(part.suite.encode())))
-    above = ((of_seeds @ part.above) * of_prompts).sum(axis=1)
-    below = ((of_seeds @ part.below) * of_prompts).sum(axis=1)
-    return _divide(above, below)
+    """The ratio of totals, all seeds together, under `resamples` draws of prompts."""
+    prompts = len(part.prompts)
+    generator = np.random.default_rng((KEY, prompts, zlib.crc32(part.suite.encode())))
+    weights = generator.multinomial(prompts, np.full(prompts, 1 / prompts), size=resamples).astype(np.float64)
+    return _divide(weights @ part.above.sum(axis=0), weights @ part.below.sum(axis=0))
 
 
-def interval(value: float, draws: np.ndarray, confidence: float) -> Interval:
-    """Percentile interval; NaN where no replicate is defined."""
-    usable = draws[np.isfinite(draws)]
+def seed_deviations(by_seed: np.ndarray, resamples: int) -> np.ndarray:  # [S] -> [R]
+    """How far the mean over the seeds may lie from that over all seeds there could be; 0 for one seed."""
+    count = len(by_seed)
+    if count < 2:
+        return np.zeros(resamples)
+    return by_seed.std(ddof=1) / np.sqrt(count) * _students_t(count - 1, resamples)
+
+
+@lru_cache
+def _students_t(freedom: int, resamples: int) -> np.ndarray:  # -> [R]
+    """Student's t by its quantiles, in random order: plain draws are too few for the tails that decide."""
+    generator = np.random.default_rng((KEY, freedom))
+    many = generator.standard_t(freedom, 400_000)
+    return generator.permutation(np.quantile(many, (np.arange(resamples) + 0.5) / resamples))
+
+
+def interval(value: float, draws: np.ndarray, by_seed: np.ndarray, confidence: float) -> Interval:
+    """Percentile interval of draws over prompts, widened by what the seeds say; NaN where no draw is defined."""
+    usable = (draws + seed_deviations(by_seed[np.isfinite(by_seed)], len(draws)))[np.isfinite(draws)]
+    seeds = tuple(map(float, by_seed))
     if not len(usable):
-        return Interval(value, float("nan"), float("nan"))
+        return Interval(value, float("nan"), float("nan"), seeds)
     low, high = np.quantile(usable, [(1 - confidence) / 2, (1 + confidence) / 2])
-    return Interval(value, float(low), float(high))
+    return Interval(value, float(low), float(high), seeds)
 
 
 def ratio_interval(part: Sums, resamples: int, confidence: float) -> Interval:
     """The ratio of totals with its interval."""
-    return interval(part.value, replicates(part, resamples), confidence)
+    return mean_interval([part], resamples, confidence)
 
 
 def mean_interval(parts: Sequence[Sums], resamples: int, confidence: float) -> Interval:
-    """The plain mean of several suites' ratios; seeds are drawn together, prompts suite by suite."""
-    draws = np.mean([replicates(part, resamples) for part in parts], axis=0)
-    return interval(float(np.mean([part.value for part in parts])), draws, confidence)
+    """The plain mean of several suites' ratios; a seed is one drafter in all of them, prompts are drawn by suite."""
+    seeds = _shared([part.seeds for part in parts])
+    by_seed = np.mean([part.only(seeds, part.prompts).by_seed for part in parts], axis=0)
+    value = float(np.mean([part.value for part in parts]))
+    return interval(value, _mean_draws(parts, resamples), by_seed, confidence)
 
 
 def gain_interval(parts: Sequence[Sums], baselines: Sequence[Sums], resamples: int, confidence: float) -> Interval:
-    """Relative gain of the mean over suites, paired by prompt id (and by seed where both have the same
-    seeds).
+    """Relative gain of the mean over suites, paired by prompt id and by seed; what only one of the two has is left out.
 
-    Raises ValueError where a pair of suites has no prompt in common.
+    Raises ValueError where a pair of suites has no prompt, or no seed, in common.
     """
-    ours, theirs, values = [], [], []
+    seeds = _shared([part.seeds for part in (*parts, *baselines)])
+    if not seeds:
+        raise ValueError("the two methods have no seed in common; decode both with the same seeds")
+    ours, theirs = [], []
     for part, base in zip(parts, baselines, strict=True):
-        shared = sorted(set(part.prompts) & set(base.prompts))
-        if not shared:
+        prompts = _shared([part.prompts, base.prompts])
+        if not prompts:
             raise ValueError(
                 f"suite {part.suite}: the two methods have no prompt in common; decode both on the same prompts"
             )
-        part, base = part.only(shared), base.only(shared)
-        ours.append(replicates(part, resamples))
-        theirs.append(replicates(base, resamples))
-        values.append((part.value, base.value))
-    mine, other = (float(np.mean(column)) for column in zip(*values, strict=True))
-    draws = _divide(np.mean(ours, axis=0), np.mean(theirs, axis=0)) - 1
-    return interval(float(_divide(mine, other)) - 1, draws, confidence)
+        ours.append(part.only(seeds, prompts))
+        theirs.append(base.only(seeds, prompts))
+    above, below = (np.mean([part.value for part in side]) for side in (ours, theirs))
+    draws = _divide(_mean_draws(ours, resamples), _mean_draws(theirs, resamples)) - 1
+    by_seed = _divide(*(np.mean([part.by_seed for part in side], axis=0) for side in (ours, theirs))) - 1
+    return interval(float(_divide(above, below)) - 1, draws, by_seed, confidence)
 
 
-def _weights(count: int, resamples: int, key: tuple[int, ...]) -> np.ndarray:  # -> [R, count]
-    """How often each of `count` things occurs in each draw of `count` with replacement."""
-    generator = np.random.default_rng(key)
-    return generator.multinomial(count, np.full(count, 1 / count), size=resamples).astype(np.float64)
+def _mean_draws(parts: Sequence[Sums], resamples: int) -> np.ndarray:  # -> [R]
+    return np.mean([replicates(part, resamples) for part in parts], axis=0)
+
+
+def _shared(names: Sequence[Iterable[Any]]) -> list[Any]:
+    return sorted(set.intersection(*map(set, names)))
 
 
 def _divide(above: Any, below: Any) -> Any:
