@@ -36,6 +36,7 @@ from harness.data import (
     suite_prompts,
 )
 from harness.decode import Decoder, Prompt
+from harness.provenance import checkpoint_digest, origin, write_origin
 from harness.records import Record, append_record, prompt_sha, read_records, write_records
 from harness.score.grade import Limits, grade, self_test
 from harness.stage import digest
@@ -70,7 +71,7 @@ def run_suite(
     arm = load_arm(target, method, drafter)
     settings = decode_settings(config, suite, target, tasks, temperature, seed)
     settings = replace(settings, trace=config.decode.trace and arm is not None)
-    facts = [repr(settings), config.decode.batch_size, _checkpoint_digest(drafter)]
+    facts = [repr(settings), config.decode.batch_size, drafter and checkpoint_digest(drafter)]
     partial = _partial_path(config, target, name, method, suite, temperature, seed, facts)
     before = {(r["prompt_id"], r["turn"]): r for r in read_records(partial, repair=True)}
     log.info(
@@ -152,15 +153,6 @@ def _decode_turn(
         done[response.prompt_id, response.turn] = json.loads(json.dumps(record.__dict__))
 
 
-def _checkpoint_digest(folder: Path | None) -> str | None:
-    if folder is None:
-        return None
-    digest = hashlib.sha256()
-    for path in (folder / "config.json", folder / "model.safetensors"):
-        digest.update(path.read_bytes() if path.is_file() else b"")
-    return digest.hexdigest()
-
-
 def _partial_path(
     config: Config, target: Target, name: str, method: str, suite: str, temperature: float, seed: int, facts: list
 ) -> Path:
@@ -191,6 +183,12 @@ def main(argv: list[str] | None = None) -> None:
         config = load_config(arguments.config)
         suite_config(config, arguments.suite)
         target = Target.load(config.target(arguments.target), arguments.target)
+        made_by = origin(
+            fingerprint=target.fingerprint,
+            dtype=config.target(arguments.target).dtype,
+            drafter=arguments.drafter,
+            method=arguments.method,
+        )
         records = run_suite(
             config,
             target,
@@ -201,8 +199,9 @@ def main(argv: list[str] | None = None) -> None:
             arguments.seed,
             arguments.drafter,
         )
-    except ValueError as error:
+    except (ValueError, FileNotFoundError) as error:
         parser.exit(2, f"{error}\n")
+    write_origin(arguments.out, made_by)
     write_records(arguments.out, records)
     steps, tokens = sum(len(r["committed"]) for r in records), sum(sum(r["committed"]) for r in records)
     print(

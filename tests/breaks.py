@@ -84,7 +84,7 @@ BREAKS: dict[str, Break] = {
         "tests/test_accept.py::test_every_rule_emits_the_targets_distribution",
     ),
     "one-stream-for-everything": Break(
-        "harness.accept:uniforms",
+        "harness.accept:_bits",
         "np.uint64(STREAMS[stream])",
         "np.uint64(1)",
         "tests/test_accept.py::test_uniforms_depend_on_key_position_and_stream_and_on_nothing_else",

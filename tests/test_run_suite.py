@@ -12,9 +12,11 @@ import pytest
 import torch
 
 from harness import run_suite as stage
-from harness.config import ConfigError, load_config
+from harness.config import ConfigError, dump, load_config
 from harness.data import TaskError, first_messages, next_turn, suite_prompts
 from harness.decode import Decoder
+from harness.provenance import origin_path
+from harness.records import read_records
 from harness.run_suite import run_suite
 from harness.target import Target
 from tests.test_parity import arm_of
@@ -142,6 +144,20 @@ def test_records_name_the_accept_rule_the_proposals_and_the_stops(tmp_path, monk
         assert {(r["accept"], r["proposals"], r["temperature"]) for r in records} == {(accept, proposals, temperature)}
         assert all(r["stop_ids"] == list(target.stop_ids) and r["stop_strings"] == [] for r in records)
         assert wanted and all((sampling is not None) == (proposals == "sampled") for sampling in wanted)
+
+
+def test_the_file_of_records_has_its_origin_beside_it(tmp_path, monkeypatch):
+    target, settings, out = target_of(), tmp_path / "config.yaml", tmp_path / "out" / "records.jsonl"
+    settings.write_text(dump(config_of(tmp_path)))
+    monkeypatch.setattr(Target, "load", lambda *_: target)
+    words = ["--config", str(settings), "--target", "pocket", "--method", "ar", "--suite", "pocket_word"]
+    stage.main([*words, "--temperature", "0", "--out", str(out)])
+    made_by = json.loads(origin_path(out).read_text())
+    assert (made_by["target_fingerprint"], made_by["dtype"]) == (target.fingerprint, "float32")
+    assert len(read_records(out)) == 3
+    with pytest.raises(SystemExit) as ended:
+        stage.main([*words, "--temperature", "0", "--out", str(out), "--drafter", str(tmp_path / "none")])
+    assert ended.value.code == 2
 
 
 def test_settings_that_do_not_go_together_or_do_not_exist_are_refused(tmp_path):
