@@ -3,7 +3,7 @@
     snakemake --cores all results/table1.csv          # the pocket profile, the default
     snakemake --cores all --config profile=smoke      # another profile, into results/smoke and figures/smoke
     snakemake --cores all --config 'train={steps: 500}' 'seeds=[0, 1, 2]'
-    snakemake --cores all --configfile mine.yaml      # a file of your own; `extends:` names its base
+    snakemake --cores all --configfile mine.yaml      # your own; `extends:` names its base, `profile:` itself
 
 Files to be made come before --config, which takes every word that follows it.
 
