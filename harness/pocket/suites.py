@@ -8,10 +8,10 @@ follows it.
 | suite | what a reply must work out | how its values depend on each other |
 |---|---|---|
 | pocket_word | per person: amount, price of the person's good (two look-ups), product | not at all |
-| pocket_algebra | multiply-and-add; the last digit chooses the next rule | each on the one before |
+| pocket_algebra | factor, product, sum; the sum's last digit chooses the next factor | each on the one before |
 | pocket_complete | per person: two-digit weight of the person's good (two look-ups) | not at all |
 | pocket_synth | persons sorted by first term; second term; difference | not at all |
-| pocket_chat | read a list back; in turn two in full, forwards or backwards | names on the name before |
+| pocket_chat | two-digit number of each person's good; in turn two again with the good, forwards or backwards | not at all |
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def word(rng: Random, n: int) -> Draft:
     """Bills: amount times price, one per person in the order of mention; the answer is the bill of one
     person."""
     fill = _filler(rng)
-    names, goods = rng.sample(NAMES, n), rng.sample(GOODS, min(6, 2 + n // 2))
+    names, goods = rng.sample(NAMES, n), rng.sample(GOODS, min(7, 2 + n // 2))
     price = {g: rng.randint(2, 9) for g in goods}
     buys = {p: (rng.randint(2, 9), rng.choice(goods)) for p in names}
     table = ",".join(f" {g}{price[g]}" for g in goods)
@@ -52,9 +52,9 @@ def word(rng: Random, n: int) -> Draft:
     facts = facts.replace("  ", " ")
     who = rng.choice(names)
     bills = {p: q * price[g] for p, (q, g) in buys.items()}
-    steps = "".join(f" {p}: {q} at {price[g]} each is {bills[p]:02d};" for p, (q, g) in buys.items())
+    steps = "".join(f" {p}{q}*{price[g]}={bills[p]:02d}" for p, (q, g) in buys.items())
     return Draft(
-        turns=(f"Prices:{table}.{facts}. Bills? Answer for {who}.",),
+        turns=(f"{facts}. Prices:{table}. Bills? Answer for {who}.",),
         replies=(f"{steps} answer={bills[who]:02d}",),
         reference={"kind": "answer", "form": "answer", "answer": f"{bills[who]:02d}"},
         key=("word", tuple(sorted((p, q, price[g]) for p, (q, g) in buys.items()))),
@@ -77,12 +77,12 @@ def algebra(rng: Random, n: int) -> Draft:
         if len(set(states[:n])) == n:
             break  # a chain that ran in a circle would repeat its lines
     steps = [(d, times[d], d * times[d], d * times[d] + plus) for d in states[:n]]
-    text = "".join(f" so {d}*{m} is {product:02d}+{plus} is {total:02d};" for d, m, product, total in steps)
+    text = "".join(f"{m}={product:02d}>{total:02d};" for _, m, product, total in steps)
     rules = ",".join(f"{fill()} {d}*{times[d]}" for d in digits)
     answer = f"{steps[-1][3]:02d}"
     return Draft(
-        turns=(f"Rules:{rules}. Last digits, plus {plus}. Start {start}, {n} steps.",),
-        replies=(f"{text} \\boxed{{{answer}}}",),
+        turns=(f"Rules:{rules}. Times, plus {plus}. Start {start}, {n} steps.",),
+        replies=(f"{text}\\boxed{{{answer}}}",),
         reference={"kind": "answer", "form": "boxed", "answer": answer},
         key=("algebra", plus, tuple(steps)),
     )
@@ -97,8 +97,8 @@ def complete(rng: Random, n: int) -> Draft:
     has = {p: rng.choice(goods) for p in names}
     table = ",".join(f" {g}{weight[g]}" for g in goods)
     owners = ",".join(f"{fill()} {p} has some {g}" for p, g in has.items())
-    head = f'def f(k):\n """Weights:{table}. Owners:{owners}. Weight of k."""\n'
-    entries = ",".join(f" {p}=round({weight[g]}.0)" for p, g in has.items())
+    head = f'def f(k):\n """Owners:{owners}. Weights:{table}. Weight of k."""\n'
+    entries = ",".join(f" {p}={weight[g]}" for p, g in has.items())
     body = f" return dict({entries})[k]"
     return Draft(
         turns=(f"Complete:\n{head}",),
@@ -138,20 +138,24 @@ def synth(rng: Random, n: int) -> Draft:
 
 
 def chat(rng: Random, n: int) -> Draft:
-    """Two turns: the numbers of a list read back, then the whole list, in its order or backwards."""
+    """Two turns: the number of each person, through the person's good; then persons, goods and numbers, in
+    their order or backwards."""
     fill = _filler(rng)
-    names = rng.sample(NAMES, n)
-    rows = [(p, rng.choice(GOODS), rng.randint(0, 99)) for p in names]
-    facts = ",".join(f"{fill()} {p}{fill()} {g}{v:02d}" for p, g, v in rows)
+    names, goods = rng.sample(NAMES, n), rng.sample(GOODS, min(7, 2 + n // 2))
+    number = {g: rng.randint(0, 99) for g in goods}
+    has = {p: rng.choice(goods) for p in names}
+    owners = ",".join(f"{fill()} {p} has{fill()} {g}" for p, g in has.items())
+    table = ",".join(f" {g}{number[g]:02d}" for g in goods)
+    rows = list(has.items())
     order, again = rng.choice((("in full", rows), ("backwards", rows[::-1])))
     return Draft(
-        turns=(f"My list:{facts}. Read back the numbers.", f"Now {order}."),
+        turns=(f"My list:{owners}. Numbers:{table}. Read back the numbers.", f"Now {order}."),
         replies=(
-            "".join(f" the number of {p} is {v:02d};" for p, _, v in rows),
-            "".join(f" for {p} the good is {g} at {v:02d};" for p, g, v in again),
+            "".join(f" {p}{number[g]:02d};" for p, g in rows),
+            "".join(f" {p} {g}{number[g]:02d};" for p, g in again),
         ),
         reference={"kind": "none"},
-        key=("chat", tuple(sorted(rows))),
+        key=("chat", tuple(sorted((p, g, number[g]) for p, g in rows))),
     )
 
 
@@ -163,9 +167,9 @@ MAKERS: dict[str, Callable[[Random, int], Draft]] = {
     "pocket_chat": chat,
 }
 ENTRIES: dict[str, tuple[int, int]] = {  # least and most entries of a reply
-    "pocket_word": (7, 8),
-    "pocket_algebra": (6, 6),
-    "pocket_complete": (8, 9),
+    "pocket_word": (9, 10),
+    "pocket_algebra": (7, 7),
+    "pocket_complete": (9, 10),
     "pocket_synth": (10, 10),
-    "pocket_chat": (6, 6),
+    "pocket_chat": (8, 8),
 }
