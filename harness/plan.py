@@ -139,7 +139,8 @@ class Plan:
         return text(report=self.config.report.model_dump(exclude={"figure_formats"}), **listed, **whole)
 
     def figure(self, _wildcards=None) -> str:
-        return text(targets=list(self.config.targets), **self.config.model_dump(include={"methods", "seeds"}))
+        whole = self.config.model_dump(include={"methods", "seeds"})
+        return text(targets=list(self.config.targets), confidence=self.config.report.confidence, **whole)
 
     def code(self, stage: str, methods: Iterable[str] | None = None, suites: Iterable[str] | None = None) -> str:
         """Digest of the code behind a stage, with the components of `methods` and the loaders of `suites` (default:

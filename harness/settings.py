@@ -190,7 +190,7 @@ class TimingConfig(Section):
 
 class ReportConfig(Section):
     bootstrap: int = Field(2000, gt=0)
-    """Resamples, over seeds and then prompts, behind each interval."""
+    """Resamples of the prompts behind each interval; the spread between seeds enters by Student's t."""
     confidence: float = Field(0.95, gt=0, lt=1)
     figure_formats: list[Literal["png", "pdf", "svg"]] = ["png", "pdf", "svg"]
 
@@ -234,6 +234,13 @@ class Config(Section):
             "work_dir": f"work/{name}",
         }
         return {**data, **{key: data.get(key) or value for key, value in folders.items()}}
+
+    @field_validator("suites")
+    @classmethod
+    def named_apart(cls, suites: dict[str, SuiteConfig]) -> dict[str, SuiteConfig]:
+        if "avg" in suites:
+            raise ValueError("a suite named 'avg' would be taken for the average over suites; name it otherwise")
+        return suites
 
     @field_validator("methods", "seeds")
     @classmethod

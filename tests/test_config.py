@@ -93,6 +93,7 @@ def test_every_mistake_is_reported_at_once():
         ({"train": {"walk_prompts": 99}}, ["walk_prompts is 99", "heldout_prompts"]),
         ({"train": {"learning_rate": float("nan")}}, ["train.learning_rate", "nan"]),
         ({"suites": {"a/b": {"source": "gsm8k", "prompts": 1, "max_new_tokens": 1}}}, ["a/b"]),
+        ({"suites": {"avg": {"source": "gsm8k", "prompts": 1, "max_new_tokens": 1}}}, ["avg", "average"]),
     ],
 )
 def test_value_out_of_bounds_is_an_error_that_names_place_and_value(overrides, words):

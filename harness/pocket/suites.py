@@ -11,7 +11,7 @@ follows it.
 | pocket_algebra | factor, product, sum; the sum's last digit chooses the next factor | each on the one before |
 | pocket_complete | per person: two-digit weight of the person's good (two look-ups) | not at all |
 | pocket_synth | persons sorted by first term; second term; difference | not at all |
-| pocket_chat | two-digit number of each person's good; in turn two again with the good, forwards or backwards | not at all |
+| pocket_chat | two-digit number of each person's good; in turn two with the good, in order or backwards | not at all |
 """
 
 from __future__ import annotations

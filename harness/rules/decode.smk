@@ -5,7 +5,8 @@ rule decode:
     input:
         lambda wildcards: plan.drafter(wildcards.target, wildcards.method, wildcards.seed),
     output:
-        f"{OUT}/records/{{target}}/{{method}}/{{suite}}-T{{temperature}}-seed{{seed}}.jsonl",
+        records=f"{OUT}/records/{{target}}/{{method}}/{{suite}}-T{{temperature}}-seed{{seed}}.jsonl",
+        origin=f"{OUT}/records/{{target}}/{{method}}/{{suite}}-T{{temperature}}-seed{{seed}}.origin.json",
     params:
         settings=plan.decode,
         code=lambda wildcards: plan.code("decode", [wildcards.method], [wildcards.suite]),
@@ -21,5 +22,5 @@ rule decode:
         'drafter=({input:q}); exec "$HARNESS_PYTHON" -m harness.launch --threads {threads} harness.run_suite'
         ' --config "$HARNESS_CONFIG" --target {wildcards.target} --method {wildcards.method}'
         " --suite {wildcards.suite} --temperature {wildcards.temperature} --seed {wildcards.seed}"
-        ' ${{drafter:+--drafter "$(dirname "$drafter")"}} --out {output:q}'
+        ' ${{drafter:+--drafter "$(dirname "$drafter")"}} --out {output.records:q}'
         " > >(tee -i {log:q}) 2>&1"

@@ -20,6 +20,7 @@ import torch
 
 from harness import stage
 from harness.config import Config, ConfigError, load_config
+from harness.provenance import provenance
 from harness.target import Target
 from harness.train.build import build_drafter
 from harness.train.corpus import Corpus, read_trajectories, split
@@ -196,8 +197,7 @@ def summary(trainer: Trainer, outcome: Outcome, report: WalkReport | None, ident
         "last": {key: value for key, value in last.items() if value == value},
         "check": report.to_dict() if report else None,
         "identity": identity,
-        "torch": torch.__version__,
-        "threads": torch.get_num_threads(),
+        "made_by": provenance(),
     }
 
 

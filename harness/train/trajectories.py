@@ -39,6 +39,7 @@ from harness.data import (
 )
 from harness.data.prompt_file import prompt_file
 from harness.decode import Decoder, DecodeSettings, Prompt
+from harness.provenance import provenance
 from harness.records import read_records, write_records
 from harness.settings import SuiteConfig, TrajectoriesConfig
 from harness.target import Target
@@ -252,13 +253,14 @@ def main(argv: list[str] | None = None) -> None:
 def run(config: Config, name: str, out: Path) -> dict[str, Any]:
     """Generate (or finish generating) the trajectories of one target and publish them in `out`."""
     target = Target.load(config.target(name), name)
+    made_by = provenance()  # now: a commit made during a long run is not the one that runs
     tasks = tasks_of(config, target)
     facts = facts_of(target, config, name, tasks)
     work = Path(config.work_dir) / "trajectories" / name
     partial = work / f"{digest([facts, stage.digest('trajectories')])[:12]}.jsonl"
     with locked(work), Lifeline() as life:
         lines = generate(target, tasks, config.trajectories, partial, facts["stop_strings"], life)
-    manifest = publish(out, lines, facts)
+    manifest = publish(out, lines, facts | {"made_by": made_by})
     write_bytes(out / "sample.txt", sample_text(target, lines[0]).encode())
     log.info(
         "%d responses, %d response tokens, stops %s -> %s",
