@@ -81,13 +81,31 @@ def read_profile(name_or_path: str | Path, chain: tuple[str, ...] = ()) -> dict:
     if not path.is_file():
         raise ConfigError(f"no configuration file at {path}")
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
+        data = yaml.load(path.read_text(encoding="utf-8"), _Strict)
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not YAML: {error}") from error
     if not isinstance(data, dict):
         raise ConfigError(f"{path} holds no mapping of settings")
+    if not isinstance(data.get("profile"), str):
+        raise ConfigError(f"{path} has no name; give it one with 'profile:', or it would write over another's results")
     base = data.pop("extends", None)
-    return merge(read_profile(base, (*chain, name)), data) if base else data
+    if base is None:
+        return data
+    if not isinstance(base, str):
+        raise ConfigError(f"{path}: extends is {base!r}; it takes the name of one profile or the path of one file")
+    beside = path.parent / base
+    return merge(read_profile(beside if beside.is_file() else base, (*chain, name)), data)
+
+
+class _Strict(yaml.SafeLoader):
+    """A YAML reader that refuses a key given twice, of which the first would be lost without a word."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        twice = next((key for i, key in enumerate(keys) if key in keys[:i]), None)
+        if twice is not None:
+            raise yaml.constructor.ConstructorError(None, None, f"key {twice!r} is given twice", node.start_mark)
+        return super().construct_mapping(node, deep)
 
 
 def load_config(profile: str | Path = "pocket", overrides: Mapping | None = None, check: bool = True) -> Config:

@@ -47,8 +47,12 @@ class Plan:
 
         Raises ConfigError for anything that cannot be used.
         """
-        base = settings.get("extends") or settings.get("profile", "pocket")
-        config = load_config(base, {key: value for key, value in settings.items() if key != "extends"})
+        if "extends" in settings and "profile" not in settings:
+            raise ConfigError("a configuration file that extends another needs a name of its own: add 'profile: mine'")
+        profile = str(settings.get("profile", "pocket"))
+        named = {"extends", "profile"} if profile.endswith((".yaml", ".yml")) else {"extends"}  # a file names itself
+        over = {key: value for key, value in settings.items() if key not in named}
+        config = load_config(settings.get("extends") or profile, over)
         check_file_names(config)
         return cls(config)
 

@@ -116,7 +116,7 @@ def test_file_of_ones_own_builds_on_a_profile(tmp_path):
 
 def test_profile_that_extends_itself_is_refused(tmp_path):
     path = tmp_path / "mine.yaml"
-    path.write_text(yaml.safe_dump({"extends": str(path)}))
+    path.write_text(yaml.safe_dump({"extends": str(path), "profile": "mine"}))
     with pytest.raises(ConfigError, match="extends itself"):
         load_config(path)
 
@@ -198,3 +198,28 @@ def test_unknown_target_is_an_error_that_names_the_nearest_and_lists_all():
     assert config.target("pocket") is config.targets["pocket"]
     with pytest.raises(ConfigError, match=r"no target 'poket' .did you mean 'pocket'\?.; the configuration has pocket"):
         config.target("poket")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("extends: smoke\n", "has no name"),
+        ("profile: mine\nextends: [smoke]\n", "extends is"),
+        ("profile: mine\nextends: smoke\ntrain: {steps: 7, steps: 8}\n", "'steps' is given twice"),
+        ("- a\n", "holds no mapping"),
+        ("profile: [\n", "is not YAML"),
+    ],
+)
+def test_a_file_that_cannot_be_a_profile_is_refused_by_its_path(tmp_path, text, words):
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=words) as found:
+        load_config(path)
+    assert str(path) in str(found.value)
+
+
+def test_a_profile_finds_its_base_beside_itself(tmp_path):
+    (tmp_path / "base.yaml").write_text("extends: smoke\nprofile: base\ntrain: {steps: 7}\n")
+    (tmp_path / "mine.yaml").write_text("extends: base.yaml\nprofile: mine\n")
+    config = load_config(tmp_path / "mine.yaml")
+    assert config.train.steps == 7 and config.output_dir == "results/mine"

@@ -32,7 +32,7 @@ def tree(tmp_path_factory) -> Path:
     shutil.copytree(ROOT / "results" / "reported", root / "results" / "reported")
     (root / "model").mkdir()
     (root / "model" / "config.json").write_text("{}")
-    settings = {"extends": "pocket", "targets": {"pocket": {"source": "./model"}}}
+    settings = {"extends": "pocket", "profile": "pocket", "targets": {"pocket": {"source": "./model"}}}
     (root / "mine.yaml").write_text(yaml.safe_dump(settings))
     plan = Plan(load_config(root / "mine.yaml", check=False))
     for name in made_by(plan):
@@ -229,10 +229,11 @@ def test_a_damaged_resolved_configuration_is_written_again(tmp_path):
     [
         ({"output_dir": "res{x}"}, r"output_dir is 'res\{x\}'.*wildcard"),
         ({"work_dir": "}"}, "work_dir is '}'"),
+        ({"extends": "pocket"}, "a name of its own"),
         ({"report": {"figure_formats": ["png", "pdf", "png"]}}, "figure_formats is .*name each once"),
     ],
 )
-def test_names_that_snakemake_cannot_take_are_refused_with_the_setting(settings, words):
+def test_settings_that_a_plan_cannot_take_are_refused_by_name(settings, words):
     with pytest.raises(ConfigError, match=words):
         Plan.of(settings)
 
