@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import torch
 from tiny import tiny_model, tiny_target
 from tokenizers import Tokenizer, models
 from training import config
@@ -68,8 +69,10 @@ def test_a_second_call_exports_the_same_bits_without_training(made, loaded, tmp_
     stage.run(cfg, "tiny", "dflash", 0, made, tmp_path / "a")
     monkeypatch.setattr("harness.train.loop.Trainer._timed_step", lambda self: pytest.fail("trained again"))
     stage.run(cfg, "tiny", "dflash", 0, made, tmp_path / "b")
-    for name in ("model.safetensors", "config.json", "learning_curve.csv", "done.json"):
+    for name in ("model.safetensors", "config.json", "learning_curve.csv"):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes(), name
+    first, second = (json.loads((tmp_path / folder / "done.json").read_text()) for folder in "ab")
+    assert first.pop("made_by")["torch"] == second.pop("made_by")["torch"] and first == second
 
 
 def test_a_checkpoint_that_decodes_otherwise_than_it_walked_fails_the_run(made, loaded, tmp_path, monkeypatch):
@@ -93,6 +96,13 @@ def test_trajectories_of_another_target_are_refused(made, tmp_path, monkeypatch)
     other = tiny_target(seed=5)
     monkeypatch.setattr(Target, "load", classmethod(lambda cls, *args, **kwargs: other))
     with pytest.raises(ValueError, match=f"fingerprint.*{other.fingerprint}"):
+        stage.run(config(tmp_path), "tiny", "dflash", 0, made, tmp_path / "d")
+
+
+def test_trajectories_of_another_dtype_are_refused(made, tmp_path, monkeypatch):
+    wider = tiny_target(dtype=torch.float64)
+    monkeypatch.setattr(Target, "load", classmethod(lambda cls, *args, **kwargs: wider))
+    with pytest.raises(ValueError, match="dtype 'float32'.*'float64'"):
         stage.run(config(tmp_path), "tiny", "dflash", 0, made, tmp_path / "d")
 
 

@@ -104,11 +104,12 @@ def run(config: Config, name: str, method: str, seed: int, trajectories: Path, o
 
 
 def refuse_strangers(target: Target, corpus: Corpus) -> None:
-    """Trajectories must come from this very target, template and thinking mode.  Raises ``ValueError`` naming both."""
+    """Trajectories must come from this very target, dtype, template and thinking mode; else ``ValueError`` names both."""
     for key, ours in (
         ("fingerprint", target.fingerprint),
         ("template_hash", target.template_hash),
         ("thinking", target.thinking),
+        ("dtype", str(target.dtype).removeprefix("torch.")),
     ):
         theirs = corpus.manifest[key]
         if theirs != ours:
