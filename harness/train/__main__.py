@@ -104,7 +104,7 @@ def run(config: Config, name: str, method: str, seed: int, trajectories: Path, o
 
 
 def refuse_strangers(target: Target, corpus: Corpus) -> None:
-    """Trajectories must come from this very target, dtype, template and thinking mode; else ``ValueError`` names both."""
+    """Raise ``ValueError`` for trajectories of another target, dtype, template or thinking mode, naming both."""
     for key, ours in (
         ("fingerprint", target.fingerprint),
         ("template_hash", target.template_hash),
