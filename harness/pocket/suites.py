@@ -10,7 +10,7 @@ follows it.
 | pocket_word | per person: amount, price of the person's good (two look-ups), product | not at all |
 | pocket_algebra | factor, product, sum; the sum's last digit chooses the next factor | each on the one before |
 | pocket_complete | per person: two-digit weight of the person's good (two look-ups) | not at all |
-| pocket_synth | persons sorted by first term; second term; difference | not at all |
+| pocket_synth | persons sorted by first term; second term; last digits of difference and sum | not at all |
 | pocket_chat | two-digit number of each person's good; in turn two with the good, in order or backwards | not at all |
 """
 
@@ -114,18 +114,20 @@ def complete(rng: Random, n: int) -> Draft:
 
 
 def synth(rng: Random, n: int) -> Draft:
-    """A function from tests: from a first term to its person, the second term, and the step (last digit)
-    between."""
+    """A function from tests: from a first term to its person, the second term, and the last digits of the step
+    between the two and of their sum, as one text."""
     fill = _filler(rng)
     names = rng.sample(NAMES, n)
     first = dict(zip(names, rng.sample(range(n), n), strict=True))
     second = {p: rng.randint(0, 9) for p in names}
     shown = ",".join(f"{fill()} t( {p})==[{first[p]},{second[p]}]" for p in names)
-    value = {first[p]: (f" {p}", f"{second[p]}", f"{(second[p] - first[p]) % 10}") for p in names}
-    entries = ",".join("{}:('{}','{}','{}')".format(k, *value[k]) for k in range(n))
+    value = {
+        first[p]: f" {p}{second[p]}{(second[p] - first[p]) % 10}{(second[p] + first[p]) % 10}" for p in names
+    }
+    entries = ",".join(f"{k}:'{value[k]}'" for k in range(n))
     code = f"f=lambda k:{{{entries}}}[k]"
     return Draft(
-        turns=(f"Write f(first): name, second, step. Tests:{shown}",),
+        turns=(f"Write f(first): name, second, step, sum. Tests:{shown}",),
         replies=(code,),
         reference={
             "kind": "code",
