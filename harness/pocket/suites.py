@@ -121,9 +121,7 @@ def synth(rng: Random, n: int) -> Draft:
     first = dict(zip(names, rng.sample(range(n), n), strict=True))
     second = {p: rng.randint(0, 9) for p in names}
     shown = ",".join(f"{fill()} t( {p})==[{first[p]},{second[p]}]" for p in names)
-    value = {
-        first[p]: f" {p}{second[p]}{(second[p] - first[p]) % 10}{(second[p] + first[p]) % 10}" for p in names
-    }
+    value = {first[p]: f" {p}{second[p]}{(second[p] - first[p]) % 10}{(second[p] + first[p]) % 10}" for p in names}
     entries = ",".join(f"{k}:'{value[k]}'" for k in range(n))
     code = f"f=lambda k:{{{entries}}}[k]"
     return Draft(
