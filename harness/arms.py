@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from harness.config import Config, ConfigError
+from harness.config import Config
 from harness.data import Task, stop_strings
 from harness.decode import DecodeSettings
-from harness.settings import SuiteConfig
 from harness.target import Target
 from methods.checkpoint import load_drafter
 from methods.contract import Drafter
@@ -43,13 +42,6 @@ def load_arm(target: Target, method: str, folder: Path | None) -> DrafterFactory
     return lambda rows, capacity: BlockDraftRunner(drafter, rows, capacity)
 
 
-def suite_config(config: Config, name: str) -> SuiteConfig:
-    """The settings of one suite.  Raises ConfigError that lists the suites there are."""
-    if name not in config.suites:
-        raise ConfigError(f"no suite {name!r}; the configuration has {', '.join(config.suites)}")
-    return config.suites[name]
-
-
 def decode_settings(
     config: Config, suite: str, target: Target, tasks: Sequence[Task], temperature: float, seed: int
 ) -> DecodeSettings:
@@ -57,7 +49,7 @@ def decode_settings(
 
     At temperature 0 there is nothing to sample: accept is "exact" and proposals are "greedy", whatever `decode` says.
     """
-    spec, sampling = suite_config(config, suite), temperature > 0
+    spec, sampling = config.suite(suite), temperature > 0
     return DecodeSettings(
         temperature=temperature,
         seed=seed,

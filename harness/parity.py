@@ -26,7 +26,7 @@ import torch
 from tqdm import tqdm
 
 from harness.accept import probabilities, stream_key, uniforms
-from harness.arms import decode_settings, load_arm, suite_config
+from harness.arms import decode_settings, load_arm
 from harness.config import Config, load_config, project_path
 from harness.data import first_messages, next_turn, prompt_of, suite_prompts
 from harness.decode import Decoder, DecodeSettings, Prompt, Response
@@ -119,7 +119,7 @@ def suite_parity(
 
     Raises ConfigError for an unknown suite.
     """
-    spec = suite_config(config, suite)
+    spec = config.suite(suite)
     tasks = suite_prompts(suite, spec, config.data_root)
     settings = decode_settings(config, suite, target, tasks, temperature, seed)
     prompts, reference, talks = [], {}, {task.id: first_messages(task) for task in tasks}
@@ -176,7 +176,7 @@ def main(argv: list[str] | None = None) -> None:
         source = config.target(arguments.target)
         suites = arguments.suites or list(config.suites)
         for suite in suites:
-            suite_config(config, suite)
+            config.suite(suite)
         if arguments.dtype:
             source = source.model_copy(update={"dtype": arguments.dtype})
         target = Target.load(source, arguments.target)

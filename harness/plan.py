@@ -111,9 +111,9 @@ class Plan:
     def trajectories(self, wildcards) -> str:
         settings = self.config.trajectories
         twin = next((s for s in self.config.suites.values() if s.source == settings.source), None)
-        behind = {} if twin is None else twin.model_dump(include={"stop_strings", "shots", "sample_seed"})
-        if twin is not None and twin.source == "pocket":  # its prompts take no shots, which are what the seed draws
-            behind = twin.model_dump(include={"stop_strings"})
+        # pocket prompts take no shots, which are what the seed draws
+        fields = {"stop_strings"} if settings.source == "pocket" else {"stop_strings", "shots", "sample_seed"}
+        behind = {} if twin is None else twin.model_dump(include=fields)
         prompts = content_digest(project_path(settings.source)) if settings.source.endswith(".jsonl") else None
         return text(
             target=self._target(wildcards.target), trajectories=settings.model_dump(), behind=behind, prompts=prompts

@@ -23,15 +23,15 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from harness.arms import decode_settings, load_arm, suite_config
+from harness.arms import decode_settings, load_arm
 from harness.config import Config, load_config, temperature_label
 from harness.data import (
     Task,
-    TaskError,
     build_prompts,
     first_messages,
     next_turn,
     prompt_of,
+    refuse_overlong,
     shared_prefix,
     suite_prompts,
 )
@@ -61,13 +61,14 @@ def run_suite(
     All bad input (unknown suite, prompt or dialogue longer than the context, checkpoint of another target, a grader
     that fails its own test) raises before the first token is decoded.
     """
-    spec = suite_config(config, suite)
+    spec = config.suite(suite)
     tasks = suite_prompts(suite, spec, config.data_root)
     limits = Limits(run_code=spec.scored)
     if spec.scored:
         self_test(tasks, limits)
     prompts = build_prompts(tasks, target, spec.max_new_tokens)
-    _check_dialogues(tasks, target, spec.max_new_tokens)
+    for task in tasks:
+        refuse_overlong(task, target, spec.max_new_tokens)
     arm = load_arm(target, method, drafter)
     settings = decode_settings(config, suite, target, tasks, temperature, seed)
     settings = replace(settings, trace=config.decode.trace and arm is not None)
@@ -99,20 +100,6 @@ def run_suite(
         pending, turn = following, turn + 1
     order = {task.id: index for index, task in enumerate(tasks)}
     return [done[key] for key in sorted(done, key=lambda key: (order[key[0]], key[1]))]
-
-
-def _check_dialogues(tasks: Sequence[Task], target: Target, budget: int) -> None:
-    """Refuse a dialogue whose later turns would not fit the context if every answer were as long as it may be."""
-    for task in tasks:
-        messages = first_messages(task)
-        while (longer := next_turn(task, [*messages, {"role": "assistant", "content": ""}])) is not None:
-            messages = longer
-        asked, answers = len(prompt_of(task, messages, target).ids), len(task.turns) * budget
-        if asked + answers > target.max_positions:
-            raise TaskError(
-                f"{task.id}: the questions of {len(task.turns)} turns are {asked} tokens and their answers up to "
-                f"{answers}, past the {target.max_positions} positions of {target.name}; lower max_new_tokens"
-            )
 
 
 def _answers(line: dict | None, prompt: Prompt) -> bool:
@@ -181,7 +168,7 @@ def main(argv: list[str] | None = None) -> None:
         torch.set_num_threads(arguments.threads)
     try:
         config = load_config(arguments.config)
-        suite_config(config, arguments.suite)
+        config.suite(arguments.suite)
         target = Target.load(config.target(arguments.target), arguments.target)
         made_by = origin(
             fingerprint=target.fingerprint,

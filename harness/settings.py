@@ -269,6 +269,13 @@ class Config(Section):
             raise ConfigError(f"no target {name!r}{nearest(name, self.targets)}; the configuration has {known}")
         return self.targets[name]
 
+    def suite(self, name: str) -> SuiteConfig:
+        """The settings of one suite.  Raises ConfigError that lists the suites there are."""
+        if name not in self.suites:
+            known = ", ".join(self.suites)
+            raise ConfigError(f"no suite {name!r}{nearest(name, self.suites)}; the configuration has {known}")
+        return self.suites[name]
+
     @property
     def data_root(self) -> Path | None:
         """The folder with the real suites' files, or None for a hub."""

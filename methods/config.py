@@ -135,7 +135,6 @@ class DrafterConfig:
         if not chosen.drafts:
             raise ValueError(f"method {method!r} has no drafter to configure")
         heads = text_config.num_attention_heads
-        most = block_size - 1 if alignment == "same" else block_size
         values: dict[str, Any] = dict(
             recipe=chosen.name,
             fusion=chosen.fusion,
@@ -144,7 +143,7 @@ class DrafterConfig:
             relay=chosen.relay,
             block_size=block_size,
             alignment=alignment,
-            num_proposals=min(most, block_size - 1) if num_proposals is None else num_proposals,
+            num_proposals=block_size - 1 if num_proposals is None else num_proposals,
             mask_token_id=mask_token_id,
             taps=default_taps(text_config.num_hidden_layers, max(5, num_layers)) if taps is None else tuple(taps),
             hidden_size=text_config.hidden_size,

@@ -195,8 +195,9 @@ def test_an_average_over_some_of_the_suites_is_left_out_and_said_to_be(inputs):
     assert table_csv(found).splitlines()[3] == "0,tiny,dflow,2.571,,"
 
 
-def test_a_walk_that_still_gains_is_under_trained_whatever_the_loss_says(inputs):
-    done = {("tiny", "dflow"): [{"plateau": True, "walk_gain_last_third": gain} for gain in (0.02, 0.061, None)]}
+def test_an_under_trained_drafter_is_flagged_with_what_its_walk_still_gained(inputs):
+    marks = [(True, 0.01), (False, 0.061), (True, None)]
+    done = {("tiny", "dflow"): [{"plateau": flat, "walk_gain_last_third": gain} for flat, gain in marks]}
     found = read(build_cells(replace(inputs, done=done), SETTINGS))
     flag = (
         "under-trained: 1 of 3 drafters had not reached their plateau (accept_walk gained up to 6.1% in the last third)"

@@ -117,7 +117,7 @@ def test_a_dialogue_that_cannot_be_ended_is_refused_before_anything_is_decoded(t
     tasks = suite_prompts("pocket_chat", config.suites["pocket_chat"], config.data_root)
     answer = {"role": "assistant", "content": ""}
     questions = [len(target.render(next_turn(task, [*first_messages(task), answer]))) for task in tasks]
-    with pytest.raises(TaskError, match="2 turns .* lower max_new_tokens"):
+    with pytest.raises(TaskError, match="2 answers .* lower max_new_tokens"):
         go(config, target_of(context=max(questions) + 2 * 6 - 1))
     with pytest.raises(TaskError, match="no chat template"):
         go(config, tiny_target("llama", template=None))

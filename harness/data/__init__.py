@@ -11,6 +11,7 @@ from harness.data.tasks import (
     first_messages,
     next_turn,
     prompt_of,
+    refuse_overlong,
     shared_prefix,
     stop_strings,
 )
@@ -23,6 +24,7 @@ __all__ = [
     "first_messages",
     "next_turn",
     "prompt_of",
+    "refuse_overlong",
     "refuse_overlap",
     "shared_prefix",
     "stop_strings",

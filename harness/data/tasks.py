@@ -77,6 +77,23 @@ def prompt_of(task: Task, messages: Sequence[dict[str, str]], target: Any, max_n
     return Prompt(id=task.id, ids=ids, turn=turn)
 
 
+def refuse_overlong(task: Task, target: Any, max_new_tokens: int) -> None:
+    """Raise TaskError unless all turns of `task`, with an answer of `max_new_tokens` to each, fit the context.
+
+    Found at its last turn, a dialogue would stop a run after the work of all the others.
+    """
+    messages = first_messages(task)
+    while (longer := next_turn(task, [*messages, {"role": "assistant", "content": ""}])) is not None:
+        messages = longer
+    asked, turns = len(prompt_of(task, messages, target, max_new_tokens).ids), len(task.turns)
+    if asked + turns * max_new_tokens > target.max_positions:
+        raise TaskError(
+            f"{task.id}: {asked} tokens of prompt and {turns} answers of up to {max_new_tokens} do not fit the "
+            f"{target.max_positions} positions of {target.name}; lower max_new_tokens, or shorten the prompt or take "
+            "it out"
+        )
+
+
 def build_prompts(tasks: Sequence[Task], target: Any, max_new_tokens: int = 0) -> list[Prompt]:
     """The first prompt of each task, in the order given.
 

@@ -27,11 +27,11 @@ from harness.config import Config, load_config, project_path
 from harness.data import (
     DataError,
     Task,
-    TaskError,
     first_messages,
     next_turn,
     prompt_of,
     refuse_overlap,
+    refuse_overlong,
     shared_prefix,
     stop_strings,
     suite_prompts,
@@ -104,22 +104,6 @@ def generate(
         turn += 1
     order = {task.id: i for i, task in enumerate(tasks)}
     return [lines[key] for key in sorted(lines, key=lambda key: (order[key[0]], key[1]))]
-
-
-def refuse_overlong(task: Task, target: Target, max_new_tokens: int) -> None:
-    """Raise TaskError unless all turns of `task`, with an answer of `max_new_tokens` to each, fit the context.
-
-    Found at its last turn, a dialogue would stop the run after the work of all the others.
-    """
-    silent = {"role": "assistant", "content": ""}
-    messages = [message for turn in task.turns for message in ({"role": "user", "content": turn}, silent)][:-1]
-    asked, turns = len(prompt_of(task, messages, target, max_new_tokens).ids), len(task.turns)
-    if asked + turns * max_new_tokens > target.max_positions:
-        raise TaskError(
-            f"{task.id}: {asked} tokens of prompt and {turns} answers of up to {max_new_tokens} do not fit the "
-            f"{target.max_positions} positions of {target.name}; lower trajectories.max_new_tokens, or shorten the "
-            "prompt or take it out"
-        )
 
 
 def _answer(
