@@ -34,6 +34,7 @@ def tree(tmp_path_factory) -> Path:
     train = {"steps": STEPS, "checkpoint_every": EVERY, "eval_every": 30, "walk_prompts": 2, "heldout_prompts": 6}
     settings = {
         "extends": "smoke",
+        "profile": "mine",
         "targets": {"pocket": {"source": "./model"}},
         "trajectories": {"prompts": 24, "max_new_tokens": 32},
         "train": train,
