@@ -35,6 +35,7 @@ from typing import Any
 
 from harness.config import load_config
 from harness.config_errors import ConfigError
+from harness.plan import Plan
 
 NEAR = 4  # masks 1 to NEAR decide most of the acceptance length
 
@@ -163,25 +164,34 @@ def read_lines(paths: Iterable[Path]) -> list[dict[str, Any]]:
     return records
 
 
+def records_of(config: str) -> list[Path]:
+    """The record files that a configuration asks for and that exist; what other settings left is not among them."""
+    files = map(Path, Plan(load_config(config, check=False)).records())
+    return [file for file in files if file.is_file()]
+
+
 def main(argv: list[str] | None = None) -> list[dict[str, Any]]:
     parser = argparse.ArgumentParser(
         prog="python -m harness.gauge", description="Gauges of traced records, per suite and overall."
     )
     parser.add_argument("records", nargs="*", type=Path, help="record files (.jsonl) or folders of them")
-    parser.add_argument("--config", help="a profile or a YAML file: all records of its output folder")
+    parser.add_argument("--config", help="a profile or a YAML file: the records it asks for, as far as they are there")
+    parser.add_argument("--by-seed", action="store_true", help="each seed's drafter for itself, not all together")
     parser.add_argument("--format", choices=("table", "csv", "json"), default="table")
     parser.add_argument("--methods", nargs="*", help="only these methods (default: every method with traces)")
     arguments = parser.parse_args(argv)
     if bool(arguments.records) == bool(arguments.config):
         parser.error("give record files and folders, or --config, not both")
     try:
-        paths = arguments.records or [Path(load_config(arguments.config, check=False).output_dir) / "records"]
+        paths = arguments.records or records_of(arguments.config)
         records = read_lines(paths)
     except (OSError, ConfigError) as error:
         parser.error(str(error))
     chosen = [r for r in records if drafted(r) and (not arguments.methods or r.get("method") in arguments.methods)]
     if not chosen:
         raise SystemExit(f"none of the {len(records)} records has traced proposals; decode with decode.trace: true")
+    if arguments.by_seed:
+        chosen = [{**r, "method": f"{r['method']}, seed {r['seed']}"} for r in chosen]
     rows = gauge(chosen)
     if arguments.format == "json":
         json.dump(rows, sys.stdout, indent=1)

@@ -90,7 +90,7 @@ class DrafterSettings(Section):
     """Token whose embedding fills the slots to be denoised; null: an unused one is chosen and recorded."""
     intermediate_size: int | None = Field(None, gt=0)
     """Width of the drafter's feed-forward layers; null: as in the target."""
-    draft_vocab_size: int | None = Field(None, gt=0)
+    draft_vocab_size: int | None = Field(None, gt=1)
     """Draft over the N most frequent tokens only (a large vocabulary on a small machine); null: over all."""
 
     @model_validator(mode="after")

@@ -49,7 +49,10 @@ DECODER = LOOP | {"harness.accept", "harness.stops", "methods.runner"}
 
 #: Stage -> (modules it starts from, modules that do not count).
 STAGES: dict[str, tuple[tuple[str, ...], frozenset[str]]] = {
-    "trajectories": (("harness.train.trajectories", "harness.accept", "harness.stops"), SURROUNDINGS | LOOP),
+    "trajectories": (
+        ("harness.train.trajectories", "harness.accept", "harness.stops"),
+        SURROUNDINGS | LOOP | {"harness.preflight"},
+    ),
     "train": (("harness.train.__main__",), SURROUNDINGS | DECODER | {"harness.train.trajectories"}),
     "decode": (("harness.run_suite",), SURROUNDINGS),
     "timing": (("harness.timing",), SURROUNDINGS),

@@ -85,6 +85,12 @@ class Workload:
     shared_prefix: tuple[int, ...]
 
     @property
+    def as_generate(self) -> bool:
+        """Whether `generate` would do the same work: it draws other samples, watches no stop strings, and prefills
+        what our decoder copies from a shared prefix."""
+        return self.settings.temperature == 0 and not self.settings.stop_strings and not self.shared_prefix
+
+    @property
     def fields(self) -> dict[str, Any]:
         return {
             "suite": self.suite,
@@ -141,7 +147,7 @@ def _interleaved(
     """One repeat of one workload: each prompt by every method in turn, the first changing from prompt to prompt."""
     prompts = [*_warmups(load, warmup), *load.prompts]
     runs = {method: _responses(target, factory, load, prompts) for method, factory in arms.items()}
-    if with_generate and load.settings.temperature == 0:
+    if with_generate and load.as_generate:
         runs[GENERATE] = _generated(target, load, prompts)
     names = list(runs)
     for index, prompt in enumerate(prompts):
@@ -252,8 +258,10 @@ def run(config: Config, name: str, drafters: Path) -> list[dict[str, Any]]:
         folder = drafters / f"{method}-seed{config.seeds[0]}"
         arms[method] = load_arm(target, method, folder if folder.is_dir() else None)
     timing = config.timing
-    passes = len(arms) + timing.generate
-    total = sum(len(load.prompts) for load in loads) * (passes * timing.repeats + len(arms))
+    total = sum(
+        len(load.prompts) * ((len(arms) + (timing.generate and load.as_generate)) * timing.repeats + len(arms))
+        for load in loads
+    )
     machine = provenance_short(dtype=config.targets[name].dtype)
     rows = []
     with tqdm(total=total, desc=f"timing {name}", mininterval=2) as bar:

@@ -107,12 +107,17 @@ def test_command_line_skips_the_baseline_and_reads_folders(tmp_path, capsys):
 
 
 def test_command_line_finds_the_records_of_a_profile(tmp_path, capsys):
-    folder = tmp_path / "out" / "records" / "t" / "dflash"
+    folder = tmp_path / "out" / "records" / "pocket" / "dflash"
     folder.mkdir(parents=True)
-    (folder / "s-T0-seed0.jsonl").write_text(json.dumps(record()) + "\n")
+    for seed in (0, 1):  # the profile has seed 0 alone; the other was left by an earlier run
+        line = json.dumps(record() | {"seed": seed}) + "\n"
+        (folder / f"pocket_word-T0-seed{seed}.jsonl").write_text(line)
     profile = tmp_path / "mine.yaml"
     profile.write_text(f"extends: smoke\nprofile: mine\noutput_dir: {tmp_path / 'out'}\n")
-    assert main(["--config", str(profile), "--format", "csv"])[-1]["suite"] == "overall"
+    rows = main(["--config", str(profile), "--format", "csv"])
+    assert rows[-1]["suite"] == "overall" and rows[-1]["responses"] == 1
     assert capsys.readouterr().out.startswith("target,method,temperature,suite,")
+    apart = main([str(folder), "--by-seed", "--format", "json"])
+    assert [row["method"] for row in apart if row["suite"] == "overall"] == ["dflash, seed 0", "dflash, seed 1"]
     with pytest.raises(SystemExit):
         main([])

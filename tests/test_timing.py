@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -108,9 +109,11 @@ def test_slices_of_a_round_sum_to_the_rounds(rows):
     assert (part["verify"] + part["draft"] + part["host"]) * steps == pytest.approx(whole)
 
 
-def test_generate_is_timed_only_at_temperature_zero_and_leaves_the_target_as_it_was(target, rows):
-    warm = [r for r in measure(target, {"ar": None}, [load(1.0)], 1, 1, with_generate=True)]
-    assert timing.GENERATE not in {row["method"] for row in warm}
+def test_generate_is_timed_only_where_it_does_the_same_work_and_leaves_the_target_as_it_was(target, rows):
+    stopped = replace(load(), settings=replace(load().settings, stop_strings=("zz",)))
+    for other in (load(1.0), stopped, replace(load(), shared_prefix=(40, 41))):
+        timed = list(measure(target, {"ar": None}, [other], 1, 1, with_generate=True))
+        assert {row["method"] for row in timed} == {"ar"}
     again = [r for r in measure(target, {"ar": None}, [load()], 1, 1)]
     assert all(row["same_as_ar"] for row in again if row["kind"] == "run")
 

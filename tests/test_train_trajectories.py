@@ -6,12 +6,11 @@ import pytest
 from tiny import tiny_target
 from training import config
 
-from harness.config import ConfigError
 from harness.data import DataError, Task, TaskError
 from harness.data.prompt_file import prompt_file
 from harness.decode import Decoder, DecodeSettings, Prompt
 from harness.train.corpus import read_trajectories
-from harness.train.trajectories import generate, publish, refuse_unfit, sample_text, tasks_of
+from harness.train.trajectories import generate, publish, sample_text, tasks_of
 
 
 @pytest.fixture(scope="module")
@@ -102,20 +101,6 @@ def test_a_prompt_that_cannot_fit_the_context_is_refused_before_any_work(
     with pytest.raises(TaskError, match=words):
         generate(target, tasks, settings, tmp_path / "part.jsonl")
     assert not (tmp_path / "part.jsonl").exists()
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"block_size": 2048}, "drafter.block_size is 2048.*2048 positions.*smaller block"),
-        ({"taps": [0, 4]}, r"drafter.taps names layers \[4\].*0 to 3"),
-    ],
-)
-def test_a_drafter_the_target_cannot_have_is_refused_before_responses_are_written(target, tmp_path, change, words):
-    drafter = config(tmp_path).drafter
-    refuse_unfit(drafter, target)
-    with pytest.raises(ConfigError, match=words):
-        refuse_unfit(drafter.model_copy(update=change), target)
 
 
 def test_no_prompts_are_refused(target, settings, tmp_path):

@@ -224,7 +224,8 @@ def training_flags(inputs: Inputs, key: Key) -> list[str]:
     if not short:
         return []
     gains = [mark["walk_gain_last_third"] for mark in short if mark.get("walk_gain_last_third")]
-    still = f" (accept_walk gained up to {max(gains):.1%} in the last third)" if gains else ""
+    # A curve has rows at evaluations only: the span begins with the last one before the last third.
+    still = f" (accept_walk gained up to {max(gains):.1%} since the evaluation before the last third)" if gains else ""
     return [f"under-trained: {len(short)} of {len(marks)} drafters had not reached their plateau{still}"]
 
 

@@ -30,7 +30,7 @@ def speed_columns(
     ]
     speeds, plain = _speeds(mine, method), _speeds(mine, PLAIN)
     ratios = _ratios(speeds, plain)
-    over_generate = _ratios(speeds, _speeds(mine, GENERATE))
+    over_generate = _ratios(speeds, _speeds(mine, GENERATE)) if _same_work(mine) else []
     parts, plain_parts = round_parts(mine, method), round_parts(mine, PLAIN)
     columns: dict[str, float | None] = {
         "tokens_per_s": median(speeds.values()) if speeds else None,
@@ -72,6 +72,11 @@ def round_parts(rows: Sequence[Mapping[str, Any]], method: str) -> dict[str, flo
         "host": max(0.0, rounds - per_round["verify"] - draft),
         "tau": sum(row["committed"] for row in parts) / steps,
     }
+
+
+def _same_work(rows: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether `generate` wrote what the baseline wrote: longer texts would be another task at another speed."""
+    return all(row["same_as_ar"] for row in rows if row["kind"] == "run" and row["method"] == GENERATE)
 
 
 def _speeds(rows: Iterable[Mapping[str, Any]], method: str) -> dict[int, float]:

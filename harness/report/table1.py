@@ -162,11 +162,11 @@ def _speed(cells: Sequence[Cell]) -> str:
     head = ["T", "target", "method", "tokens/s", "speed-up [slowest, fastest repeat]", "predicted"]
     head += ["t_ar", "t_verify", "t_draft", "host"]
     text = (
-        "All methods in one process, interleaved prompt by prompt, batch 1, first turns: total tokens over total "
-        "seconds, median over repeats; brackets hold repeats here, no interval. Milliseconds a round from a "
-        "separate instrumented pass: t_ar a one-token forward of the target, t_verify the forward over all "
-        "proposals, t_draft drafting and taking in the verdict, host everything else. Predicted = tau x t_ar / "
-        "(t_verify + t_draft)."
+        "All methods in one process, interleaved prompt by prompt, batch 1, first turns, **drafters of the first seed "
+        "alone**: total tokens over total seconds, median over repeats; brackets hold repeats here, no interval. "
+        "Milliseconds a round from a separate instrumented pass: t_ar a one-token forward of the target, t_verify the "
+        "forward over all proposals, t_draft drafting and taking in the verdict, host everything else. Predicted = "
+        "tau x t_ar / (t_verify + t_draft)."
     )
     machines = sorted({cell["provenance"].partition("timed on ")[2] for cell in cells} - {""})
     where = "\n".join(f"Timed on {machine}." for machine in machines)

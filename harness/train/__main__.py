@@ -181,7 +181,8 @@ def export(
 
 
 def summary(trainer: Trainer, outcome: Outcome, report: WalkReport | None, identity: dict[str, Any]) -> dict[str, Any]:
-    """What done.json says.  plateau: the curve is flat; walk_gain: relative gain of accept_walk in the last third."""
+    """What done.json says.  plateau: the curve is flat; walk_gain: relative gain of accept_walk since the
+    evaluation before the last third."""
     last = trainer.curve.rows[-1] if trainer.curve.rows else {}
     gain = trainer.curve.walk_gain()
     return {

@@ -31,14 +31,23 @@ def build_drafter(
 
     trajectories: training set; its most frequent tokens make the draft vocabulary, where one is asked for.
     """
-    settings = config.drafter
-    overrides = {}
+    vocab = draft_vocab(target, trajectories, config.drafter.draft_vocab_size)
+    made = drafter_config(config.drafter, target, method, None if vocab is None else len(vocab))
+    refuse_mask_in_text(made.mask_token_id, trajectories)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        drafter = BlockDrafter(made, target.binding, draft_vocab=vocab)
+    return drafter.to(device=target.device, dtype=target.dtype)
+
+
+def drafter_config(
+    settings: DrafterSettings, target: Target, method: str, draft_vocab_size: int | None = None
+) -> DrafterConfig:
+    """What a drafter for `target` will say about itself.  Raises ``ValueError`` for one the target cannot have."""
+    overrides = {} if draft_vocab_size is None else {"draft_vocab_size": draft_vocab_size}
     if settings.intermediate_size is not None:
         overrides["intermediate_size"] = settings.intermediate_size
-    vocab = draft_vocab(target, trajectories, settings.draft_vocab_size)
-    if vocab is not None:
-        overrides["draft_vocab_size"] = len(vocab)
-    drafter_config = DrafterConfig.for_target(
+    return DrafterConfig.for_target(
         target.config,
         method=method,
         target=target.name,
@@ -56,11 +65,6 @@ def build_drafter(
         taps=None if settings.taps is None else tuple(settings.taps),
         **overrides,
     )
-    refuse_mask_in_text(drafter_config.mask_token_id, trajectories)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        drafter = BlockDrafter(drafter_config, target.binding, draft_vocab=vocab)
-    return drafter.to(device=target.device, dtype=target.dtype)
 
 
 def mask_token(target: Target, settings: DrafterSettings) -> int:

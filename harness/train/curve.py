@@ -65,7 +65,7 @@ class Curve:
         return math.isnan(longer) or longer * 100 < percent
 
     def walk_gain(self) -> float:
-        """Relative gain of accept_walk over the last third of the steps so far; nan if the curve is too short."""
+        """Relative gain of accept_walk since the evaluation before the last third; nan if the curve is too short."""
         return relative_gain(self.rows, "accept_walk", 2 / 3)
 
     def write(self, path: Path) -> None:
@@ -81,4 +81,4 @@ def relative_gain(rows: Sequence[dict[str, Any]], name: str, share: float) -> fl
     if not rows:
         return math.nan
     before = [row for row in rows if row["step"] <= share * rows[-1]["step"]]
-    return rows[-1][name] / before[-1][name] - 1 if before else math.nan
+    return rows[-1][name] / before[-1][name] - 1 if before and before[-1][name] else math.nan

@@ -23,7 +23,7 @@ import torch
 from tqdm import tqdm
 
 from harness import stage
-from harness.config import Config, ConfigError, load_config, project_path
+from harness.config import Config, load_config, project_path
 from harness.data import (
     DataError,
     Task,
@@ -39,9 +39,10 @@ from harness.data import (
 )
 from harness.data.prompt_file import prompt_file
 from harness.decode import Decoder, DecodeSettings, Prompt
+from harness.preflight import refuse_unusable
 from harness.provenance import provenance
 from harness.records import read_records, write_records
-from harness.settings import DrafterSettings, SuiteConfig, TrajectoriesConfig
+from harness.settings import SuiteConfig, TrajectoriesConfig
 from harness.target import Target
 from harness.train.guard import Lifeline, RunLocked, locked
 from harness.train.state import digest, write_bytes, write_json
@@ -237,9 +238,9 @@ def main(argv: list[str] | None = None) -> None:
 def run(config: Config, name: str, out: Path) -> dict[str, Any]:
     """Generate (or finish generating) the trajectories of one target and publish them in `out`."""
     target = Target.load(config.target(name), name)
-    refuse_unfit(config.drafter, target)
     made_by = provenance()  # now: a commit made during a long run is not the one that runs
     tasks = tasks_of(config, target)
+    refuse_unusable(config, target, tasks)
     facts = facts_of(target, config, name, tasks)
     work = Path(config.work_dir) / "trajectories" / name
     partial = work / f"{digest([facts, stage.digest('trajectories')])[:12]}.jsonl"
@@ -255,21 +256,6 @@ def run(config: Config, name: str, out: Path) -> dict[str, Any]:
         out,
     )
     return manifest
-
-
-def refuse_unfit(drafter: DrafterSettings, target: Target) -> None:
-    """Raise ConfigError for a drafter this target cannot have: training would refuse it too, but only after all
-    responses are written."""
-    if drafter.block_size >= target.max_positions:
-        raise ConfigError(
-            f"drafter.block_size is {drafter.block_size}, but the context of {target.name} has {target.max_positions} "
-            "positions, a prompt included; use a smaller block"
-        )
-    beyond = [tap for tap in drafter.taps or () if not 0 <= tap < target.num_layers]
-    if beyond:
-        raise ConfigError(
-            f"drafter.taps names layers {beyond}, but {target.name} has layers 0 to {target.num_layers - 1}"
-        )
 
 
 if __name__ == "__main__":

@@ -1,0 +1,41 @@
+"""What would stop a later stage, asked before the first long one: a mistake found after an hour of responses is late.
+
+It asks the code that will run, with what is known by now, and keeps no rule of its own.  It refuses and makes nothing,
+so it is no part of what the trajectories depend on (`harness/stage.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from harness.config import Config
+from harness.data import Task, build_prompts, refuse_overlong, suite_prompts
+from harness.target import Target
+from harness.train.build import drafter_config, refuse_mask_in_text
+from harness.train.corpus import Trajectory, split
+from methods.recipes import recipe
+
+#: A response just long enough to be trained on: an anchor and a label.
+SHORTEST = (0, 0)
+
+
+def refuse_unusable(config: Config, target: Target, tasks: Sequence[Task]) -> None:
+    """Raise ``ValueError`` for suites, drafters or a training split that this target and these training tasks cannot
+    have: prompts past the context or without a plain form, blocks, taps or mask tokens outside the target, all prompts
+    held out or longer than ``train.max_length``."""
+    for name, suite in config.suites.items():
+        asked = suite_prompts(name, suite, config.data_root)
+        build_prompts(asked, target, suite.max_new_tokens)
+        for task in asked:
+            refuse_overlong(task, target, suite.max_new_tokens)
+    methods = [method for method in config.methods if recipe(method).drafts]
+    if not methods:
+        return
+    prompts = build_prompts(tasks, target, config.trajectories.max_new_tokens)
+    shortest = [Trajectory(prompt.id, prompt.ids, SHORTEST, 0.0) for prompt in prompts]
+    train = config.train
+    split(shortest, {}, train.max_length, train.heldout_prompts, train.walk_prompts)
+    for method in methods:
+        mask = drafter_config(config.drafter, target, method).mask_token_id
+        refuse_mask_in_text(mask, [replace(one, response_ids=()) for one in shortest])
