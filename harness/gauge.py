@@ -34,7 +34,6 @@ from pathlib import Path
 from typing import Any
 
 from harness.config import load_config
-from harness.config_errors import ConfigError
 from harness.plan import Plan
 
 NEAR = 4  # masks 1 to NEAR decide most of the acceptance length
@@ -160,7 +159,11 @@ def read_lines(paths: Iterable[Path]) -> list[dict[str, Any]]:
     records = []
     for file in files:
         with file.open(encoding="utf-8") as lines:
-            records += [json.loads(line) for line in lines if line.strip()]
+            for number, line in enumerate(lines, 1):
+                try:
+                    records += [json.loads(line)] if line.strip() else []
+                except ValueError as error:
+                    raise ValueError(f"{file}, line {number} is no JSON ({error}); decode again") from error
     return records
 
 
@@ -185,7 +188,7 @@ def main(argv: list[str] | None = None) -> list[dict[str, Any]]:
     try:
         paths = arguments.records or records_of(arguments.config)
         records = read_lines(paths)
-    except (OSError, ConfigError) as error:
+    except (OSError, ValueError) as error:
         parser.error(str(error))
     chosen = [r for r in records if drafted(r) and (not arguments.methods or r.get("method") in arguments.methods)]
     if not chosen:

@@ -38,7 +38,7 @@ from harness.data import (
 from harness.decode import Decoder, Prompt
 from harness.provenance import checkpoint_digest, origin, write_origin
 from harness.records import Record, append_record, prompt_sha, read_records, write_records
-from harness.score.grade import Limits, grade, self_test
+from harness.score.grade import GraderError, Limits, grade, self_test
 from harness.stage import digest
 from harness.stops import StopRule
 from harness.target import Target
@@ -186,7 +186,7 @@ def main(argv: list[str] | None = None) -> None:
             arguments.seed,
             arguments.drafter,
         )
-    except (ValueError, FileNotFoundError) as error:
+    except (ValueError, FileNotFoundError, GraderError) as error:
         parser.exit(2, f"{error}\n")
     write_origin(arguments.out, made_by)
     write_records(arguments.out, records)

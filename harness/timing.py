@@ -285,7 +285,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         config = load_config(arguments.config)
         drafters = arguments.drafters or project_path(config.output_dir) / "drafters" / arguments.target
         rows = run(config, arguments.target, drafters)
-    except ValueError as error:
+    except (ValueError, FileNotFoundError) as error:
         parser.exit(2, f"{error}\n")
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     temporary = arguments.out.with_name(f".{arguments.out.name}.{os.getpid()}.tmp")

@@ -121,3 +121,10 @@ def test_command_line_finds_the_records_of_a_profile(tmp_path, capsys):
     assert [row["method"] for row in apart if row["suite"] == "overall"] == ["dflash, seed 0", "dflash, seed 1"]
     with pytest.raises(SystemExit):
         main([])
+
+
+def test_a_damaged_line_is_named_with_its_file(tmp_path, capsys):
+    (tmp_path / "r.jsonl").write_text('{"a": 1}\n{"b"\n')
+    with pytest.raises(SystemExit):
+        main([str(tmp_path)])
+    assert f"{tmp_path / 'r.jsonl'}, line 2" in capsys.readouterr().err

@@ -118,6 +118,23 @@ def test_what_cannot_be_trained_is_refused_by_name(made, loaded, tmp_path):
         stage.run(cfg, "tiny", "dflash", 0, tmp_path / "nowhere", tmp_path)
 
 
+def test_damaged_files_are_refused_by_name_and_nothing_is_lost(made, loaded, tmp_path):
+    cfg, out = config(tmp_path), tmp_path / "d"
+    stage.run(cfg, "tiny", "dflash", 0, made, out)
+    before = {p.name: p.read_bytes() for p in out.iterdir()}
+    (state,) = tmp_path.rglob("state.pt")
+    whole = state.read_bytes()
+    state.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ValueError, match=f"{state} is damaged .*move it away"):
+        stage.run(cfg, "tiny", "dflash", 0, made, out)
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    (copy / "manifest.json").write_text('{"shards": [{"file"')
+    with pytest.raises(ValueError, match=f"{copy / 'manifest.json'} is damaged .*again"):
+        stage.run(cfg, "tiny", "dflash", 0, copy, out)
+    assert {p.name: p.read_bytes() for p in out.iterdir()} == before
+
+
 def test_the_mask_token_is_one_the_target_never_reads_or_writes(target):
     chosen = mask_token(target, DrafterSettings())
     assert target.tokenizer.convert_ids_to_tokens(chosen) == "<|mask|>"

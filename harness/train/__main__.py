@@ -28,8 +28,8 @@ from harness.train.features import FeatureStore
 from harness.train.guard import Lifeline, RunLocked, locked
 from harness.train.loop import Outcome, Stores, Trainer
 from harness.train.rounds import MaskRounds
-from harness.train.state import digest, write_bytes, write_json
-from harness.train.walk import WalkReport, accept_walk, check
+from harness.train.state import digest, refuse_damaged, write_bytes, write_json
+from harness.train.walk import WalkMismatch, WalkReport, accept_walk, check
 from methods.checkpoint import load_drafter, save_drafter
 from methods.drafter import BlockDrafter
 from methods.objectives import objective
@@ -63,6 +63,7 @@ def run(config: Config, name: str, method: str, seed: int, trajectories: Path, o
     work = Path(config.work_dir) / "train" / name / f"{method}-seed{seed}"
     done = out / "done.json"
     with locked(work), Lifeline() as life:
+        refuse_damaged(work / "state.pt")
         done.unlink(missing_ok=True)  # it must not vouch for a run that is only beginning
         stores = Stores(
             *(
@@ -217,7 +218,7 @@ def main(argv: list[str] | None = None) -> None:
         config = load_config(arguments.config)
         folder = arguments.trajectories or Path(config.output_dir) / "trajectories" / arguments.target
         run(config, arguments.target, arguments.method, arguments.seed, folder, arguments.out)
-    except (ValueError, FileNotFoundError, RunLocked) as error:
+    except (ValueError, FileNotFoundError, FloatingPointError, RunLocked, WalkMismatch) as error:
         parser.exit(2, f"{error}\n")
 
 

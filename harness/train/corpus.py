@@ -77,15 +77,19 @@ def read_trajectories(folder: Path) -> tuple[list[Trajectory], dict[str, Any]]:
     path = folder / "manifest.json"
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing; make it with python -m harness.train.trajectories")
-    manifest = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+        shards = [(shard["file"], shard["sha256"]) for shard in manifest["shards"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is damaged ({error!r}): generate the trajectories again") from error
     found: list[Trajectory] = []
-    for shard in manifest["shards"]:
-        data = (folder / shard["file"]).read_bytes()
+    for name, expected in shards:
+        data = (folder / name).read_bytes()
         digest = hashlib.sha256(data).hexdigest()
-        if digest != shard["sha256"]:
+        if digest != expected:
             raise ValueError(
-                f"{folder / shard['file']} has sha256 {digest[:16]}, the manifest says "
-                f"{shard['sha256'][:16]}: it was changed after it was made, generate the trajectories again"
+                f"{folder / name} has sha256 {digest[:16]}, the manifest says {expected[:16]}: it was changed "
+                "after it was made, generate the trajectories again"
             )
         found += [as_trajectory(json.loads(line)) for line in data.decode("utf-8").splitlines()]
     return found, manifest

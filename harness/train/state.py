@@ -53,6 +53,18 @@ def save(path: Path, state: dict[str, Any]) -> None:
         partial.unlink(missing_ok=True)
 
 
+def refuse_damaged(path: Path) -> None:
+    """Raise ``ValueError`` if there is a state at `path` that cannot be read; its tensors are mapped, not read."""
+    try:
+        if path.is_file():
+            torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as error:  # noqa: BLE001  a damaged archive raises whatever its damage meets first
+        raise ValueError(
+            f"the training state {path} is damaged ({type(error).__name__}); move it away to train from the first "
+            "step again"
+        ) from error
+
+
 def load(path: Path, identity: dict[str, Any]) -> dict[str, Any] | None:
     """The state at `path` if it belongs to this run; else None.
 
@@ -61,6 +73,7 @@ def load(path: Path, identity: dict[str, Any]) -> dict[str, Any] | None:
     """
     if not path.is_file():
         return None
+    refuse_damaged(path)
     state = torch.load(path, map_location="cpu", weights_only=True)
     before = state.get("identity", {})
     changed = sorted(k for k in before.keys() | identity.keys() if before.get(k) != identity.get(k))

@@ -231,7 +231,7 @@ def main(argv: list[str] | None = None) -> None:
     try:
         config = load_config(arguments.config)
         run(config, arguments.target, arguments.out)
-    except (ValueError, RunLocked) as error:
+    except (ValueError, FileNotFoundError, RunLocked) as error:
         parser.exit(2, f"{error}\n")
 
 
