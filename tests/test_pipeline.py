@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from harness.config import ConfigError, load_config
+from harness.config import ConfigError, load_config, profile_names
 from harness.plan import Plan, content_digest
 
 ROOT = Path(__file__).parent.parent
@@ -275,7 +275,7 @@ def test_misspelt_setting_stops_the_run_before_it_starts(tree):
 
 
 def test_profiles_share_no_file():
-    plans = [Plan(load_config(name, check=False)) for name in ("pocket", "smoke", "laptop", "paper")]
+    plans = [Plan(load_config(name, check=False)) for name in profile_names()]
     made = [name for plan in plans for name in (*plan.records(), *plan.marks("done.json"), *plan.timings())]
     assert len(made) == len(set(made))
 

@@ -10,7 +10,7 @@ follows it.
 | pocket_word | per person: amount, price of the person's good (two look-ups), product | not at all |
 | pocket_algebra | factor, product, sum; the sum's last digit chooses the next factor | each on the one before |
 | pocket_complete | per person: two-digit weight of the person's good (two look-ups) | not at all |
-| pocket_synth | persons sorted by first term; second term; last digits of difference and sum | not at all |
+| pocket_synth | per kind, in order: three-digit code of the kind's good (two look-ups) | not at all |
 | pocket_chat | two-digit number of each person's good; in turn two with the good, in order or backwards | not at all |
 """
 
@@ -114,26 +114,26 @@ def complete(rng: Random, n: int) -> Draft:
 
 
 def synth(rng: Random, n: int) -> Draft:
-    """A function from tests: from a first term to its person, the second term, and the last digits of the step
-    between the two and of their sum, as one text."""
+    """A function from its specification: the code of each kind 0 .. n - 1, through the good of that kind. Kinds
+    are told in any order and answered in their own."""
     fill = _filler(rng)
-    names = rng.sample(NAMES, n)
-    first = dict(zip(names, rng.sample(range(n), n), strict=True))
-    second = {p: rng.randint(0, 9) for p in names}
-    shown = ",".join(f"{fill()} t( {p})==[{first[p]},{second[p]}]" for p in names)
-    value = {first[p]: f" {p}{second[p]}{(second[p] - first[p]) % 10}{(second[p] + first[p]) % 10}" for p in names}
-    entries = ",".join(f"{k}:'{value[k]}'" for k in range(n))
-    code = f"f=lambda k:{{{entries}}}[k]"
+    goods = rng.sample(GOODS, min(7, 2 + n // 2))
+    code = {g: rng.randint(100, 999) for g in goods}
+    kind = {k: rng.choice(goods) for k in rng.sample(range(n), n)}
+    kinds = ",".join(f"{fill()} {k} {g}" for k, g in kind.items())
+    table = ",".join(f" {g}{code[g]}" for g in goods)
+    value = {k: code[kind[k]] for k in range(n)}
+    entries = ",".join(f"{k}:{v}" for k, v in value.items())
     return Draft(
-        turns=(f"Write f(first): name, second, step, sum. Tests:{shown}",),
-        replies=(code,),
+        turns=(f"Write f(k): code of kind k. Kinds:{kinds}. Codes:{table}.",),
+        replies=(f"f=lambda k:{{{entries}}}[k]",),
         reference={
             "kind": "code",
             "head": "",
             "setup": "",
-            "tests": [f"f({k})=={v!r}" for k, v in value.items()],
+            "tests": [f"f({k})=={v}" for k, v in value.items()],
         },
-        key=("synth", tuple(sorted((p, first[p], second[p]) for p in names))),
+        key=("synth", tuple(value.items())),
     )
 
 
@@ -168,7 +168,7 @@ MAKERS: dict[str, Callable[[Random, int], Draft]] = {
 }
 ENTRIES: dict[str, tuple[int, int]] = {  # least and most entries of a reply
     "pocket_word": (9, 10),
-    "pocket_algebra": (7, 7),
+    "pocket_algebra": (5, 5),
     "pocket_complete": (9, 10),
     "pocket_synth": (10, 10),
     "pocket_chat": (8, 8),
