@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from itertools import islice
 from pathlib import Path
+from random import Random
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from harness.pocket.grade import extract, grade, run_code
 from harness.pocket.lexicon import GOODS, MASK, NAMES, SPECIALS
 from harness.pocket.measure import load_target, majority_share
 from harness.pocket.net import Net, NetShape, to_transformers
+from harness.pocket.suites import broken
 from harness.pocket.tokenizer import train_tokenizer
 from harness.pocket.world import SCORED, SPLITS, SUITES, drafts, items, split_of
 
@@ -106,6 +108,18 @@ def test_gold_replies_are_right_and_damaged_ones_are_not(suite):
         assert grade(item.reference, damaged) == "wrong"
         assert grade(item.reference, "") == "no_answer"
         assert grade(item.reference, "((") == "no_answer"
+
+
+@pytest.mark.parametrize("suite", SUITES)
+def test_line_breaks_change_neither_words_nor_grades(suite):
+    rng, broken_ones = Random(0), 0
+    for item in items(suite, "train", 20):
+        for reply in item.replies:
+            changed = broken(rng, reply)
+            broken_ones += changed != reply
+            assert changed.replace("\n", "") == reply and changed[-1] != "\n"
+            assert suite not in SCORED or grade(item.reference, changed) == "right"
+    assert 5 < broken_ones < 40, "now and then, so that greedy replies have none"
 
 
 @pytest.mark.parametrize("suite", SCORED)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from harness.pocket.drills import drill
 from harness.pocket.lexicon import ASSISTANT, END, USER
-from harness.pocket.suites import ENTRIES
+from harness.pocket.suites import ENTRIES, broken
 from harness.pocket.world import drafts
 
 # Tokens a row; each batch has one of these lengths, so that a compiled step sees two shapes.
@@ -82,7 +82,7 @@ class Batches:
             return drill(self.rng)
         suite = self.rng.choices(self.suites, self.odds)[0]
         draft = next((self.small if self.rng.random() < self.easy else self.full)[suite])
-        return draft.turns, draft.replies
+        return draft.turns, tuple(broken(self.rng, reply) for reply in draft.replies)
 
 
 def probe_rows(tokenizer, suite: str, count: int, split: str = "heldout") -> tuple[Tensor, Tensor]:

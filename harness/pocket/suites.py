@@ -1,9 +1,10 @@
 """How one item of each suite is drawn: values first, then the words around them.
 
 Knows the five templates. Does not know splits, tokenizers or graders. Each maker takes a random generator
-and the number of entries, and returns a `Draft`. A reply is a function of its prompt: nothing in a reply
-is drawn that the prompt does not fix. Numbers have fixed widths, so a wrong digit never moves what
-follows it.
+and the number of entries, and returns a `Draft`. A reply is a function of its prompt, but for its line
+breaks: the target learns from replies that break between two entries now and then (`broken`), so that
+temperature 1 differs from temperature 0, where the reply has none. Numbers have fixed widths, so a wrong
+digit never moves what follows it.
 
 | suite | what a reply must work out | how its values depend on each other |
 |---|---|---|
@@ -16,6 +17,7 @@ follows it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
@@ -157,6 +159,16 @@ def chat(rng: Random, n: int) -> Draft:
         reference={"kind": "none"},
         key=("chat", tuple(sorted((p, g, number[g]) for p, g in rows))),
     )
+
+
+#: Where a reply may go on in a new line: between two entries. Code stays code there, inside its brackets.
+BETWEEN = re.compile(r"(?<=[,;])(?!$)|(?<=\d)(?= [a-z])")
+BREAK = 0.125  # share of these places where one does
+
+
+def broken(rng: Random, reply: str) -> str:
+    """A reply of the training text, with line breaks that nothing in the prompt foretells."""
+    return BETWEEN.sub(lambda _: "\n" if rng.random() < BREAK else "", reply)
 
 
 MAKERS: dict[str, Callable[[Random, int], Draft]] = {
