@@ -36,6 +36,7 @@ from typing import Any
 from harness.config import load_config
 from harness.plan import Plan
 
+NEEDED = frozenset({"output_ids", "accepted"})  # of a line with a trace
 NEAR = 4  # masks 1 to NEAR decide most of the acceptance length
 
 #: The shares that `knowledge` reports, as (name, numerator, denominator) over the additive tallies.
@@ -161,16 +162,26 @@ def read_lines(paths: Iterable[Path]) -> list[dict[str, Any]]:
         with file.open(encoding="utf-8") as lines:
             for number, line in enumerate(lines, 1):
                 try:
-                    records += [json.loads(line)] if line.strip() else []
+                    found = json.loads(line) if line.strip() else {}
                 except ValueError as error:
                     raise ValueError(f"{file}, line {number} is no JSON ({error}); decode again") from error
+                missing = NEEDED - found.keys() if isinstance(found, dict) else NEEDED
+                if missing and (not isinstance(found, dict) or found.get("trace")):
+                    raise ValueError(f"{file}, line {number} is no record: it has no {', '.join(sorted(missing))}")
+                records += [found] if found else []
     return records
 
 
 def records_of(config: str) -> list[Path]:
     """The record files that a configuration asks for and that exist; what other settings left is not among them."""
-    files = map(Path, Plan(load_config(config, check=False)).records())
-    return [file for file in files if file.is_file()]
+    plan = Plan(load_config(config, check=False))
+    files = [file for file in map(Path, plan.records()) if file.is_file()]
+    if not files:
+        raise FileNotFoundError(
+            f"none of the records that {config} asks for is in {plan.out}/records; make them with snakemake "
+            "--cores all and the same settings"
+        )
+    return files
 
 
 def main(argv: list[str] | None = None) -> list[dict[str, Any]]:
@@ -194,7 +205,7 @@ def main(argv: list[str] | None = None) -> list[dict[str, Any]]:
     if not chosen:
         raise SystemExit(f"none of the {len(records)} records has traced proposals; decode with decode.trace: true")
     if arguments.by_seed:
-        chosen = [{**r, "method": f"{r['method']}, seed {r['seed']}"} for r in chosen]
+        chosen = [{**r, "method": f"{r['method']}, seed {r.get('seed')}"} for r in chosen]
     rows = gauge(chosen)
     if arguments.format == "json":
         json.dump(rows, sys.stdout, indent=1)

@@ -170,6 +170,8 @@ def check_file_names(config: Config) -> None:
         folder = getattr(config, key)
         if set(folder) & set("{}"):
             raise ConfigError(f"{key} is {folder!r}; Snakemake reads {{}} as a wildcard, so name a folder without them")
+        if Path(folder).exists() and not Path(folder).is_dir():
+            raise ConfigError(f"{key} is {folder!r}, which is a file; name a folder")
     formats = config.report.figure_formats
     if len(set(formats)) < len(formats):
         raise ConfigError(f"report.figure_formats is {formats}; each figure is drawn once a format, name each once")

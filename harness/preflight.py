@@ -1,4 +1,5 @@
-"""What would stop a later stage, asked before the first long one: a mistake found after an hour of responses is late.
+"""What would stop a later stage for a target, asked before that target's first long one: a mistake found after an hour
+of responses is late.
 
 It asks the code that will run, with what is known by now, and keeps no rule of its own.  It refuses and makes nothing,
 so it is no part of what the trajectories depend on (`harness/stage.py`).
@@ -11,6 +12,7 @@ from dataclasses import replace
 
 from harness.config import Config
 from harness.data import Task, build_prompts, refuse_overlong, suite_prompts
+from harness.score.grade import Limits, self_test
 from harness.target import Target
 from harness.train.build import drafter_config, refuse_mask_in_text
 from harness.train.corpus import Trajectory, split
@@ -23,12 +25,8 @@ SHORTEST = (0, 0)
 def refuse_unusable(config: Config, target: Target, tasks: Sequence[Task]) -> None:
     """Raise ``ValueError`` for suites, drafters or a training split that this target and these training tasks cannot
     have: prompts past the context or without a plain form, blocks, taps or mask tokens outside the target, all prompts
-    held out or longer than ``train.max_length``."""
-    for name, suite in config.suites.items():
-        asked = suite_prompts(name, suite, config.data_root)
-        build_prompts(asked, target, suite.max_new_tokens)
-        for task in asked:
-            refuse_overlong(task, target, suite.max_new_tokens)
+    held out or longer than ``train.max_length``; ``GraderError`` for a grader that fails its own test."""
+    refuse_suites(config, target)
     methods = [method for method in config.methods if recipe(method).drafts]
     if not methods:
         return
@@ -39,3 +37,14 @@ def refuse_unusable(config: Config, target: Target, tasks: Sequence[Task]) -> No
     for method in methods:
         mask = drafter_config(config.drafter, target, method).mask_token_id
         refuse_mask_in_text(mask, [replace(one, response_ids=()) for one in shortest])
+
+
+def refuse_suites(config: Config, target: Target) -> None:
+    """The part of it that concerns the suites alone: they may change when the trajectories are there already."""
+    for name, suite in config.suites.items():
+        asked = suite_prompts(name, suite, config.data_root)
+        if suite.scored:
+            self_test(asked, Limits())
+        build_prompts(asked, target, suite.max_new_tokens)
+        for task in asked:
+            refuse_overlong(task, target, suite.max_new_tokens)

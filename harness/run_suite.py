@@ -42,6 +42,7 @@ from harness.score.grade import GraderError, Limits, grade, self_test
 from harness.stage import digest
 from harness.stops import StopRule
 from harness.target import Target
+from methods.heads import DraftError
 
 log = logging.getLogger(__name__)
 
@@ -186,7 +187,7 @@ def main(argv: list[str] | None = None) -> None:
             arguments.seed,
             arguments.drafter,
         )
-    except (ValueError, FileNotFoundError, GraderError) as error:
+    except (ValueError, OSError, DraftError, GraderError) as error:
         parser.exit(2, f"{error}\n")
     write_origin(arguments.out, made_by)
     write_records(arguments.out, records)

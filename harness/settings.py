@@ -19,6 +19,7 @@ from methods.recipes import RECIPES
 ROOT = Path(__file__).resolve().parent.parent
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
 SuiteSource = Literal["pocket", "gsm8k", "humaneval"]
 #: What training prompts can come from, beside a .jsonl file.
 TRAINING_SOURCES = ("pocket", *POCKET_SUITES, "gsm8k")
@@ -109,7 +110,7 @@ class TrajectoriesConfig(Section):
     """pocket, one pocket suite, gsm8k (its training split), or a .jsonl file of prompts.  A relative path is looked up
     from the current folder, then from the project root."""
     prompts: int = Field(gt=0)
-    max_new_tokens: int = Field(gt=0)
+    max_new_tokens: int = Field(gt=1)
     temperatures: list[float] = [0.0, 1.0]
     """The prompts are shared out evenly over these: a drafter that serves T = 0 and T = 1 sees both."""
     batch_size: int = Field(32, gt=0)
@@ -179,7 +180,8 @@ class TimingConfig(Section):
     """Interleaved passes over all methods."""
     warmup: int = Field(1, ge=0)
     generate: bool = True
-    """Also time `generate` of transformers at T = 0, so that the baseline is seen not to be slow."""
+    """Also time `generate` of transformers, so that the baseline is seen not to be slow: at T = 0, for suites without
+    stop strings and shared prefix, where it does the same work."""
     temperatures: list[float] = [0.0]
 
     @field_validator("temperatures")
@@ -212,7 +214,7 @@ class Config(Section):
     methods: list[Name]
     """Recipes, see methods/recipes.py; ar is the target alone."""
     temperatures: list[float] = [0.0, 1.0]
-    seeds: list[int] = [0]
+    seeds: list[Seed] = [0]
     """A seed makes a drafter, and the draws at T > 0."""
     decode: DecodeConfig = DecodeConfig()
     drafter: DrafterSettings = DrafterSettings()
@@ -250,6 +252,9 @@ class Config(Section):
     @field_validator("temperatures")
     @classmethod
     def usable_temperatures(cls, values: list[float]) -> list[float]:
+        for value in values:
+            if float(f"{value:g}") != value:
+                raise ValueError(f"{value!r} has more than the six digits of a file name; write {value:g}")
         return distinct(values, low=0.0)
 
     @field_validator("methods")

@@ -53,7 +53,10 @@ STAGES: dict[str, tuple[tuple[str, ...], frozenset[str]]] = {
         ("harness.train.trajectories", "harness.accept", "harness.stops"),
         SURROUNDINGS | LOOP | {"harness.preflight"},
     ),
-    "train": (("harness.train.__main__",), SURROUNDINGS | DECODER | {"harness.train.trajectories"}),
+    "train": (
+        ("harness.train.__main__",),
+        SURROUNDINGS | DECODER | {"harness.train.trajectories", "harness.preflight"},
+    ),
     "decode": (("harness.run_suite",), SURROUNDINGS),
     "timing": (("harness.timing",), SURROUNDINGS),
     "cells": (("harness.report.cells",), SURROUNDINGS),

@@ -41,6 +41,7 @@ from harness.decode import Clock, Decoder, DecodeSettings, Prompt, Response
 from harness.provenance import provenance_short
 from harness.report.inputs import GENERATE
 from harness.target import Target
+from methods.heads import DraftError
 
 Arms = Mapping[str, DrafterFactory | None]
 
@@ -285,7 +286,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         config = load_config(arguments.config)
         drafters = arguments.drafters or project_path(config.output_dir) / "drafters" / arguments.target
         rows = run(config, arguments.target, drafters)
-    except (ValueError, FileNotFoundError) as error:
+    except (ValueError, OSError, DraftError) as error:
         parser.exit(2, f"{error}\n")
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     temporary = arguments.out.with_name(f".{arguments.out.name}.{os.getpid()}.tmp")

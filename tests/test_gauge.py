@@ -128,3 +128,20 @@ def test_a_damaged_line_is_named_with_its_file(tmp_path, capsys):
     with pytest.raises(SystemExit):
         main([str(tmp_path)])
     assert f"{tmp_path / 'r.jsonl'}, line 2" in capsys.readouterr().err
+    for text, words in (("3", "line 1 is no record"), ('{"trace": {}, "accepted": []}', "traced")):
+        (tmp_path / "r.jsonl").write_text(text + "\n")
+        with pytest.raises(SystemExit) as ended:
+            main([str(tmp_path)])
+        assert words in capsys.readouterr().err + str(ended.value)
+    (tmp_path / "r.jsonl").write_text('{"trace": {"proposals": []}, "accepted": []}\n')
+    with pytest.raises(SystemExit):
+        main([str(tmp_path)])
+    assert "it has no output_ids" in capsys.readouterr().err
+
+
+def test_a_profile_without_records_is_told_where_they_would_be(tmp_path, capsys):
+    profile = tmp_path / "mine.yaml"
+    profile.write_text(f"extends: smoke\nprofile: mine\noutput_dir: {tmp_path / 'out'}\n")
+    with pytest.raises(SystemExit):
+        main(["--config", str(profile)])
+    assert f"{tmp_path / 'out'}/records" in capsys.readouterr().err

@@ -16,6 +16,7 @@ from harness.config import ConfigError, load_config, profile_names
 from harness.plan import Plan, content_digest
 
 ROOT = Path(__file__).parent.parent
+RULES = ROOT / "harness" / "rules"
 DOWNSTREAM = {"cells", "table1", "acceptance_figure", "all"}
 SUITES, TEMPERATURES = 5, 2
 
@@ -266,6 +267,12 @@ def test_lint_has_nothing_to_say(tree):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_a_folder_that_is_a_file_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="work_dir is .*file', which is a file"):
+        Plan.of({"work_dir": str(tmp_path / "file")})
+
+
 def test_misspelt_setting_stops_the_run_before_it_starts(tree):
     command = [sys.executable, "-m", "snakemake", "-n", "--configfile", "mine.yaml", "--config", "train={stpes: 3}"]
     done = subprocess.run(command, cwd=tree, capture_output=True, text=True)
@@ -278,6 +285,12 @@ def test_profiles_share_no_file():
     plans = [Plan(load_config(name, check=False)) for name in profile_names()]
     made = [name for plan in plans for name in (*plan.records(), *plan.marks("done.json"), *plan.timings())]
     assert len(made) == len(set(made))
+
+
+def test_what_checks_everything_is_first_among_the_rules_that_are_ready():
+    """Baselines could be decoded first, for hours, before a mistake is found.  (Dry runs do not show the order.)"""
+    given = {path.stem: re.findall(r"^    priority: (\d+)", path.read_text(), re.M) for path in RULES.glob("*.smk")}
+    assert given.pop("trajectories") == ["1"] and not any(given.values())
 
 
 def test_every_output_is_ignored_by_git():

@@ -87,12 +87,12 @@ def test_reply_length_depends_on_the_number_of_entries_alone(suite, tokenizer):
 
 
 @pytest.mark.parametrize("suite", SUITES)
-def test_prompt_distances_vary_while_replies_are_a_function_of_the_prompt(suite):
-    lengths, replies = set(), {}
-    for d in islice(drafts(suite, "train"), 100):
-        lengths.add(len(d.turns[0]))
+def test_prompt_distances_vary_while_replies_are_a_function_of_the_prompt(suite, tokenizer):
+    lengths, replies, most = set(), {}, makers.ENTRIES[suite][1]
+    for d in islice(drafts(suite, "train", entries=(most, most)), 100):
+        lengths.add(len(tokenizer.encode(d.turns[0])))
         assert replies.setdefault(d.turns, d.replies) == d.replies
-    assert len(lengths) > 1
+    assert len(lengths) > 1, "filler words, for the number of entries is the same"
 
 
 @pytest.mark.parametrize("suite", SCORED)
@@ -119,7 +119,24 @@ def test_line_breaks_change_neither_words_nor_grades(suite):
             broken_ones += changed != reply
             assert changed.replace("\n", "") == reply and changed[-1] != "\n"
             assert suite not in SCORED or grade(item.reference, changed) == "right"
-    assert 5 < broken_ones < 40, "now and then, so that greedy replies have none"
+    total = sum(len(item.replies) for item in items(suite, "train", 20))
+    assert 0.2 < broken_ones / total < 0.95, "now and then"
+
+
+def test_greedy_replies_of_the_shipped_target_have_no_line_break_and_sampled_ones_have():
+    model, shipped = load_target(TARGET)
+    places = breaks = 0
+    for suite in SUITES:
+        for item in items(suite, "heldout", 4):
+            reply = item.replies[0]
+            places += sum(1 for _ in makers.BETWEEN.finditer(reply))
+            ids, wanted = encode(shipped, item.turns[:1], (reply,))
+            with torch.no_grad():
+                likely = model(torch.tensor([ids])).logits[0].softmax(-1)[:, shipped.encode("\n")[0]]
+            chances = [float(likely[at - 1]) for at, w in enumerate(wanted) if w]
+            assert max(chances) < 0.5
+            breaks += sum(chances)
+    assert breaks / places == pytest.approx(makers.BREAK, rel=0.25)
 
 
 @pytest.mark.parametrize("suite", SCORED)

@@ -8,7 +8,7 @@ import torch
 from training import trajectories
 
 from harness.train.anchors import blocks_at, draw, labels
-from harness.train.corpus import BatchOrder, Trajectory, collate, read_trajectories, split
+from harness.train.corpus import FACTS, BatchOrder, Trajectory, collate, read_trajectories, split
 from methods.contract import BlockLayout
 
 SAME, NEXT = BlockLayout(6, "same", 5), BlockLayout(6, "next", 5)
@@ -49,7 +49,7 @@ def test_a_shard_that_changed_is_refused(tmp_path):
     data = (json.dumps(line) + "\n").encode()
     (tmp_path / "s.jsonl").write_bytes(data)
     shard = {"file": "s.jsonl", "sha256": hashlib.sha256(data).hexdigest()}
-    (tmp_path / "manifest.json").write_text(json.dumps({"shards": [shard]}))
+    (tmp_path / "manifest.json").write_text(json.dumps(dict.fromkeys(FACTS) | {"shards": [shard]}))
     assert read_trajectories(tmp_path)[0] == [Trajectory("p", (1,), (2, 3), 0.0)]
     (tmp_path / "s.jsonl").write_bytes(data.replace(b"3", b"4"))
     with pytest.raises(ValueError, match="changed after it was made"):

@@ -1,6 +1,7 @@
 """The whole stage: from trajectories to done.json, and what it refuses."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from training import config
 from transformers import PreTrainedTokenizerFast
 
 from harness.config import ConfigError
-from harness.data import Task
+from harness.data import Task, suite_prompts
 from harness.gauge import main as gauge_main
 from harness.settings import DrafterSettings
 from harness.target import Target, TargetError
@@ -122,17 +123,41 @@ def test_damaged_files_are_refused_by_name_and_nothing_is_lost(made, loaded, tmp
     cfg, out = config(tmp_path), tmp_path / "d"
     stage.run(cfg, "tiny", "dflash", 0, made, out)
     before = {p.name: p.read_bytes() for p in out.iterdir()}
-    (state,) = tmp_path.rglob("state.pt")
-    whole = state.read_bytes()
-    state.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ValueError, match=f"{state} is damaged .*move it away"):
-        stage.run(cfg, "tiny", "dflash", 0, made, out)
+    (path,) = tmp_path.rglob("state.pt")
+    whole, state = path.read_bytes(), torch.load(path, weights_only=True)
+    masters = state["optimiser"]["masters"]
+    name = next(iter(masters))
+    broken = state | {"optimiser": state["optimiser"] | {"masters": masters | {name: masters[name] * float("nan")}}}
+    for fault, words in (
+        (lambda: path.write_bytes(whole[: len(whole) // 2]), "damaged"),
+        (lambda: torch.save([1, 2], path), "damaged"),
+        (lambda: torch.save({k: v for k, v in state.items() if k != "curve"}, path), "it has no curve"),
+        (lambda: torch.save(broken, path), f"/optimiser/masters/{name} is not finite"),
+    ):
+        fault()
+        with pytest.raises(ValueError, match=f"{path} is damaged.*move it away") as caught:
+            stage.run(cfg, "tiny", "dflash", 0, made, out)
+        assert words in str(caught.value)
+    path.write_bytes(whole)
     copy = tmp_path / "copy"
-    copy.mkdir()
-    (copy / "manifest.json").write_text('{"shards": [{"file"')
-    with pytest.raises(ValueError, match=f"{copy / 'manifest.json'} is damaged .*again"):
-        stage.run(cfg, "tiny", "dflash", 0, copy, out)
+    shutil.copytree(made, copy)
+    manifest = json.loads((copy / "manifest.json").read_text())
+    for text in ('{"shards": [{"file"', json.dumps({k: v for k, v in manifest.items() if k != "max_new_tokens"})):
+        (copy / "manifest.json").write_text(text)
+        with pytest.raises(ValueError, match=f"{copy / 'manifest.json'} is damaged .*again"):
+            stage.run(cfg, "tiny", "dflash", 0, copy, out)
     assert {p.name: p.read_bytes() for p in out.iterdir()} == before
+
+
+def test_suites_that_share_prompts_with_the_training_set_are_refused_when_they_come_later(made, loaded, tmp_path):
+    """The trajectories are there, and checked against other suites."""
+    cfg = config(tmp_path)
+    (item,) = suite_prompts("pocket_word", cfg.suites["pocket_word"])
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(json.dumps({"id": "x", "turns": list(item.turns)}) + "\n")
+    source = cfg.trajectories.model_copy(update={"source": str(prompts), "prompts": 1})
+    with pytest.raises(ValueError, match="1 training prompts are evaluation prompts .x = "):
+        stage.run(cfg.model_copy(update={"trajectories": source}), "tiny", "dflash", 0, made, tmp_path / "d")
 
 
 def test_the_mask_token_is_one_the_target_never_reads_or_writes(target):

@@ -9,7 +9,7 @@ from training import config
 from harness.data import DataError, Task, TaskError
 from harness.data.prompt_file import prompt_file
 from harness.decode import Decoder, DecodeSettings, Prompt
-from harness.train.corpus import read_trajectories
+from harness.train.corpus import FACTS, read_trajectories
 from harness.train.trajectories import generate, publish, sample_text, tasks_of
 
 
@@ -72,7 +72,7 @@ def test_second_turns_follow_the_answers_given(target, settings, tmp_path):
 def test_published_shards_are_read_back_with_their_facts(target, settings, tmp_path, monkeypatch):
     monkeypatch.setattr("harness.train.trajectories.SHARD_LINES", 4)
     lines = generate(target, TASKS, settings, tmp_path / "part.jsonl")
-    manifest = publish(tmp_path / "out", lines, {"fingerprint": target.fingerprint})
+    manifest = publish(tmp_path / "out", lines, dict.fromkeys(FACTS) | {"fingerprint": target.fingerprint})
     read, again = read_trajectories(tmp_path / "out")
     assert again == manifest and len(manifest["shards"]) == 2
     assert manifest["by_temperature"] == {"0": 3, "1": 3} and manifest["responses"] == 6

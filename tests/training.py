@@ -39,10 +39,10 @@ def config(work: Path, **train: Any) -> Config:
             "output_dir": str(work / "out"),
             "work_dir": str(work / "work"),
             "targets": {"tiny": {"source": "nowhere"}},
-            "suites": {"gsm8k": {"source": "gsm8k", "prompts": 1, "max_new_tokens": 8}},
+            "suites": {"pocket_word": {"source": "pocket", "prompts": 1, "max_new_tokens": 8}},
             "methods": METHODS,
             "drafter": {"block_size": 6, "num_layers": 1, "taps": [0, 2]},
-            "trajectories": {"source": "gsm8k", "prompts": 6, "max_new_tokens": 12, "batch_size": 4},
+            "trajectories": {"source": "pocket", "prompts": 6, "max_new_tokens": 12, "batch_size": 4},
             "train": settings | train,
         }
     )

@@ -35,6 +35,8 @@ COLUMNS = (
     *("accuracy", "accuracy_low", "accuracy_high", "no_answer", "verdicts_unlike_ar", "outputs_unlike_ar"),
     *("tokens_per_s", "speedup", "speedup_low", "speedup_high", "timed_repeats", "speedup_predicted"),
     "speedup_over_generate",
+    "generate_timed",
+    "generate_same",
     *("t_ar_ms", "t_verify_ms", "t_draft_ms", "host_ms", "first_response_s"),
     *KNOWN,
     *("histogram", "flags", "provenance"),

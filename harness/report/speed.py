@@ -15,6 +15,8 @@ from typing import Any
 
 from harness.report.inputs import GENERATE, PLAIN
 
+Row = Mapping[str, Any]
+Prompt = tuple[str, str]  # suite, prompt id
 #: Phases of a round that a drafter pays for, and those that only the host works in.
 DRAFT_PHASES, HOST_PHASES = ("draft", "observe"), ("accept", "commit")
 
@@ -30,7 +32,8 @@ def speed_columns(
     ]
     speeds, plain = _speeds(mine, method), _speeds(mine, PLAIN)
     ratios = _ratios(speeds, plain)
-    over_generate = _ratios(speeds, _speeds(mine, GENERATE)) if _same_work(mine) else []
+    timed, same = _beside_generate(mine)
+    over_generate = _ratios(_speeds(same, method), _speeds(same, GENERATE))
     parts, plain_parts = round_parts(mine, method), round_parts(mine, PLAIN)
     columns: dict[str, float | None] = {
         "tokens_per_s": median(speeds.values()) if speeds else None,
@@ -44,6 +47,8 @@ def speed_columns(
         "t_ar_ms": plain_parts.get("verify"),
         "speedup_predicted": None,
         "speedup_over_generate": median(over_generate) if over_generate else None,
+        "generate_timed": len(timed) or None,
+        "generate_same": len(_prompts(same)) if timed else None,
         "first_response_s": _first_response(rows, target, method, temperature),
     }
     if method != PLAIN and parts and plain_parts:
@@ -74,9 +79,17 @@ def round_parts(rows: Sequence[Mapping[str, Any]], method: str) -> dict[str, flo
     }
 
 
-def _same_work(rows: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether `generate` wrote what the baseline wrote: longer texts would be another task at another speed."""
-    return all(row["same_as_ar"] for row in rows if row["kind"] == "run" and row["method"] == GENERATE)
+def _beside_generate(rows: Sequence[Row]) -> tuple[set[Prompt], list[Row]]:
+    """Prompts that `generate` was timed on, and all runs of those it answered as the baseline did: another text would
+    be another task at another speed."""
+    runs = [row for row in rows if row["kind"] == "run"]
+    timed = _prompts(row for row in runs if row["method"] == GENERATE)
+    unlike = _prompts(row for row in runs if row["method"] == GENERATE and not row["same_as_ar"])
+    return timed, [row for row in runs if _prompts([row]) <= timed - unlike]
+
+
+def _prompts(rows: Iterable[Row]) -> set[Prompt]:
+    return {(row["suite"], row["prompt_id"]) for row in rows}
 
 
 def _speeds(rows: Iterable[Mapping[str, Any]], method: str) -> dict[int, float]:

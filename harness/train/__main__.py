@@ -20,18 +20,22 @@ import torch
 
 from harness import stage
 from harness.config import Config, ConfigError, load_config
+from harness.preflight import refuse_suites
 from harness.provenance import provenance
+from harness.score.grade import GraderError
 from harness.target import Target
 from harness.train.build import build_drafter
 from harness.train.corpus import Corpus, read_trajectories, split
 from harness.train.features import FeatureStore
 from harness.train.guard import Lifeline, RunLocked, locked
-from harness.train.loop import Outcome, Stores, Trainer
+from harness.train.loop import SAVED, Outcome, Stores, Trainer
 from harness.train.rounds import MaskRounds
 from harness.train.state import digest, refuse_damaged, write_bytes, write_json
+from harness.train.trajectories import tasks_of
 from harness.train.walk import WalkMismatch, WalkReport, accept_walk, check
 from methods.checkpoint import load_drafter, save_drafter
 from methods.drafter import BlockDrafter
+from methods.heads import DraftError
 from methods.objectives import objective
 from methods.recipes import recipe
 
@@ -58,12 +62,14 @@ def run(config: Config, name: str, method: str, seed: int, trajectories: Path, o
     corpus = split(lines, manifest, settings.max_length, settings.heldout_prompts, settings.walk_prompts)
     target = Target.load(source, name)
     refuse_strangers(target, corpus)
+    refuse_suites(config, target)  # they may be newer than the trajectories,
+    tasks_of(config, target)  # and share prompts with them, which this refuses
     drafter = build_drafter(config, target, method, seed, corpus.train)
     describe(corpus, drafter)
     work = Path(config.work_dir) / "train" / name / f"{method}-seed{seed}"
     done = out / "done.json"
     with locked(work), Lifeline() as life:
-        refuse_damaged(work / "state.pt")
+        refuse_damaged(work / "state.pt", SAVED)
         done.unlink(missing_ok=True)  # it must not vouch for a run that is only beginning
         stores = Stores(
             *(
@@ -218,7 +224,7 @@ def main(argv: list[str] | None = None) -> None:
         config = load_config(arguments.config)
         folder = arguments.trajectories or Path(config.output_dir) / "trajectories" / arguments.target
         run(config, arguments.target, arguments.method, arguments.seed, folder, arguments.out)
-    except (ValueError, FileNotFoundError, FloatingPointError, RunLocked, WalkMismatch) as error:
+    except (ValueError, OSError, FloatingPointError, DraftError, GraderError, RunLocked, WalkMismatch) as error:
         parser.exit(2, f"{error}\n")
 
 

@@ -20,6 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+#: What training wants to know of the trajectories.
+FACTS = ("fingerprint", "template_hash", "thinking", "dtype", "max_new_tokens", "stop_strings")
 #: Batches are cut from runs of this many batches' worth of shuffled sequences, sorted by length within the
 #: run.
 BUCKET_BATCHES = 16
@@ -80,6 +82,9 @@ def read_trajectories(folder: Path) -> tuple[list[Trajectory], dict[str, Any]]:
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
         shards = [(shard["file"], shard["sha256"]) for shard in manifest["shards"]]
+        missing = [name for name in FACTS if name not in manifest]
+        if missing:
+            raise ValueError(f"it has no {', '.join(missing)}")
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is damaged ({error!r}): generate the trajectories again") from error
     found: list[Trajectory] = []

@@ -49,6 +49,10 @@ LOOSE = frozenset(
 )
 
 
+#: What a saved state holds beside its identity.
+SAVED = ("step", "seconds", "blocks", "optimiser", "curve", "tally", "rng")
+
+
 @dataclass(frozen=True)
 class Stores:
     """Target features of the three parts of a corpus."""

@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -53,16 +54,35 @@ def save(path: Path, state: dict[str, Any]) -> None:
         partial.unlink(missing_ok=True)
 
 
-def refuse_damaged(path: Path) -> None:
-    """Raise ``ValueError`` if there is a state at `path` that cannot be read; its tensors are mapped, not read."""
+def refuse_damaged(path: Path, names: Iterable[str] = ()) -> None:
+    """Raise ``ValueError`` if there is a state at `path` that cannot be read, lacks one of `names`, or holds a number
+    that is not finite: no run saves one."""
+    if not path.is_file():
+        return
     try:
-        if path.is_file():
-            torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        missing = [name for name in ("identity", *names) if name not in state.keys()]
+        fault = f"it has no {', '.join(missing)}" if missing else _not_finite(state)
     except Exception as error:  # noqa: BLE001  a damaged archive raises whatever its damage meets first
+        fault = repr(error)
+    if fault:
         raise ValueError(
-            f"the training state {path} is damaged ({type(error).__name__}); move it away to train from the first "
-            "step again"
-        ) from error
+            f"the training state {path} is damaged ({fault}); move it away to train from the first step again"
+        )
+
+
+def _not_finite(value: Any, place: str = "") -> str | None:
+    """Where the first number stands that is not finite, None if all are; `nan` rows of a curve are no fault."""
+    if isinstance(value, torch.Tensor):
+        sound = not value.is_floating_point() or bool(torch.isfinite(value).all())
+        return None if sound else f"{place} is not finite"
+    if isinstance(value, dict):
+        parts = value.items()
+    elif isinstance(value, (list, tuple)):
+        parts = enumerate(value)
+    else:
+        return None
+    return next((fault for name, part in parts if (fault := _not_finite(part, f"{place}/{name}"))), None)
 
 
 def load(path: Path, identity: dict[str, Any]) -> dict[str, Any] | None:

@@ -42,6 +42,7 @@ from harness.decode import Decoder, DecodeSettings, Prompt
 from harness.preflight import refuse_unusable
 from harness.provenance import provenance
 from harness.records import read_records, write_records
+from harness.score.grade import GraderError
 from harness.settings import SuiteConfig, TrajectoriesConfig
 from harness.target import Target
 from harness.train.guard import Lifeline, RunLocked, locked
@@ -231,7 +232,7 @@ def main(argv: list[str] | None = None) -> None:
     try:
         config = load_config(arguments.config)
         run(config, arguments.target, arguments.out)
-    except (ValueError, FileNotFoundError, RunLocked) as error:
+    except (ValueError, OSError, GraderError, RunLocked) as error:
         parser.exit(2, f"{error}\n")
 
 
@@ -242,6 +243,7 @@ def run(config: Config, name: str, out: Path) -> dict[str, Any]:
     tasks = tasks_of(config, target)
     refuse_unusable(config, target, tasks)
     facts = facts_of(target, config, name, tasks)
+    out.mkdir(parents=True, exist_ok=True)  # a path that cannot be one is no news for after the responses
     work = Path(config.work_dir) / "trajectories" / name
     partial = work / f"{digest([facts, stage.digest('trajectories')])[:12]}.jsonl"
     with locked(work), Lifeline() as life:
