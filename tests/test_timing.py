@@ -184,7 +184,7 @@ def test_the_clock_counts_gaps_between_phases_as_rounds_and_not_as_phases(monkey
 
 
 def run_row(method, repeat, tokens, seconds, suite="a"):
-    return {"kind": "run", "target": "t", "method": method, "temperature": 0.0, "suite": suite,
+    return {"kind": "run", "prompt_id": "p", "target": "t", "method": method, "temperature": 0.0, "suite": suite,
             "repeat": repeat, "tokens": tokens, "seconds": seconds}  # fmt: skip
 
 
