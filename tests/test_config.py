@@ -19,7 +19,7 @@ from harness.config import (
 )
 from harness.settings import TRAINING_SOURCES, TargetConfig, method_names
 
-PROFILES = ["laptop", "longer", "paper", "pocket", "smoke"]
+PROFILES = ["laptop", "paper", "plateau", "pocket", "smoke"]
 
 
 def message(overrides: dict, profile: str = "pocket") -> str:
@@ -105,7 +105,7 @@ def test_value_out_of_bounds_is_an_error_that_names_place_and_value(overrides, w
 
 
 def test_unknown_profile_is_an_error_that_lists_the_profiles():
-    with pytest.raises(ConfigError, match="did you mean 'smoke'.*laptop, longer, paper, pocket, smoke"):
+    with pytest.raises(ConfigError, match="did you mean 'smoke'.*laptop, paper, plateau, pocket, smoke"):
         load_config("smokey")
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from harness.pocket.drills import drill
 from harness.pocket.lexicon import ASSISTANT, END, USER
-from harness.pocket.suites import ENTRIES, broken
+from harness.pocket.suites import ENTRIES, FREE, written
 from harness.pocket.world import drafts
 
 # Tokens a row; each batch has one of these lengths, so that a compiled step sees two shapes.
@@ -82,10 +82,15 @@ class Batches:
             return drill(self.rng)
         suite = self.rng.choices(self.suites, self.odds)[0]
         draft = next((self.small if self.rng.random() < self.easy else self.full)[suite])
-        return draft.turns, tuple(broken(self.rng, reply) for reply in draft.replies)
+        return draft.turns, tuple(written(self.rng, suite, reply) for reply in draft.replies)
 
 
 def probe_rows(tokenizer, suite: str, count: int, split: str = "heldout") -> tuple[Tensor, Tensor]:
-    """`count` items of a split as one right-padded batch (ids, labels), for teacher-forced checks."""
-    rows = [encode(tokenizer, d.turns, d.replies) for d in islice(drafts(suite, split), count)]
+    """`count` items of a split as one right-padded batch (ids, labels), for teacher-forced checks. Signs of free
+    notation, and what else looks like one, have no label."""
+    signs = set(tokenizer.encode("".join(FREE[suite][1]), add_special_tokens=False))
+    rows = []
+    for draft in islice(drafts(suite, split), count):
+        ids, wanted = encode(tokenizer, draft.turns, draft.replies)
+        rows.append((ids, [w and token not in signs for token, w in zip(ids, wanted, strict=True)]))
     return collate(rows, max(len(r[0]) for r in rows), tokenizer.pad_token_id)

@@ -1,10 +1,10 @@
 """How one item of each suite is drawn: values first, then the words around them.
 
 Knows the five templates. Does not know splits, tokenizers or graders. Each maker takes a random generator
-and the number of entries, and returns a `Draft`. A reply is a function of its prompt, but for its line
-breaks: the target learns from replies that break between two entries now and then (`broken`), so that
-temperature 1 differs from temperature 0, where the reply has none. Numbers have fixed widths, so a wrong
-digit never moves what follows it.
+and the number of entries, and returns a `Draft`. A reply is a function of its prompt, but for its notation:
+the target learns from replies whose signs are drawn among some that mean the same (`written`), as text is
+drawn among synonyms. At temperature 1 it draws, at temperature 0 it has its own way, which no prompt
+foretells. Numbers have fixed widths and signs one token each, so a wrong one never moves what follows it.
 
 | suite | what a reply must work out | how its values depend on each other |
 |---|---|---|
@@ -54,7 +54,7 @@ def word(rng: Random, n: int) -> Draft:
     facts = facts.replace("  ", " ")
     who = rng.choice(names)
     bills = {p: q * price[g] for p, (q, g) in buys.items()}
-    steps = "".join(f" {p}{q}*{price[g]}={bills[p]:02d}" for p, (q, g) in buys.items())
+    steps = "".join(f" {p}{q}*{price[g]}={bills[p]:02d};" for p, (q, g) in buys.items())
     return Draft(
         turns=(f"{facts}. Prices:{table}. Bills? Answer for {who}.",),
         replies=(f"{steps} answer={bills[who]:02d}",),
@@ -100,7 +100,7 @@ def complete(rng: Random, n: int) -> Draft:
     table = ",".join(f" {g}{weight[g]}" for g in goods)
     owners = ",".join(f"{fill()} {p} has some {g}" for p, g in has.items())
     head = f'def f(k):\n """Owners:{owners}. Weights:{table}. Weight of k."""\n'
-    entries = ",".join(f" {p}={weight[g]}" for p, g in has.items())
+    entries = ",\n".join(f" {p}={weight[g]}" for p, g in has.items())
     body = f" return dict({entries})[k]"
     return Draft(
         turns=(f"Complete:\n{head}",),
@@ -153,22 +153,41 @@ def chat(rng: Random, n: int) -> Draft:
     return Draft(
         turns=(f"My list:{owners}. Numbers:{table}. Read back the numbers.", f"Now {order}."),
         replies=(
-            "".join(f" {p}{number[g]:02d};" for p, g in rows),
-            "".join(f" {p} {g}{number[g]:02d};" for p, g in again),
+            "".join(f" {p}={number[g]:02d};" for p, g in rows),
+            "".join(f" {p} {g}={number[g]:02d};" for p, g in again),
         ),
         reference={"kind": "none"},
         key=("chat", tuple(sorted((p, g, number[g]) for p, g in rows))),
     )
 
 
-#: Where a reply may go on in a new line: between two entries. Code stays code there, inside its brackets.
-BETWEEN = re.compile(r"(?<=[,;])(?!$)|(?<=\d)(?= [a-z])")
-BREAK = 0.125  # share of these places where one does
+#: Signs that mean the same, by the one that gold replies have, for prose and for code (where they are no-ops).  The
+#: target learns all of them with equal chance, so which it takes at temperature 0 is its own, as a choice between
+#: synonyms is.
+PROSE = {
+    "*": ("*", "x", "#", "@", "^", "&"),
+    "=": ("=", "==", "~", "->", ":", "|"),
+    ";": (";", ",", ".", "/", "!", "?"),
+}
+CODE = {
+    "=": ("=", "=+", "=++", "=--", "=~~", "=+~~"),
+    ":": (":", ":+", ":++", ":--", ":~~", ":+~~"),
+    "\n": ("\n", "\t", "\f", " "),
+    ",": (",", ",+", ",++", ",--", ",~~", ",+~~"),
+}
+FREE = {
+    "pocket_word": (re.compile(r"(?<!answer)[*=;]"), PROSE),
+    "pocket_algebra": (re.compile(r"=|;(?!\\)"), PROSE),
+    "pocket_complete": (re.compile(r"(?<=[a-z])=|\n"), CODE),
+    "pocket_synth": (re.compile(r"(?<=\d)[:,]"), CODE),
+    "pocket_chat": (re.compile(r"[=;]"), PROSE),
+}
 
 
-def broken(rng: Random, reply: str) -> str:
-    """A reply of the training text, with line breaks that nothing in the prompt foretells."""
-    return BETWEEN.sub(lambda _: "\n" if rng.random() < BREAK else "", reply)
+def written(rng: Random, suite: str, reply: str) -> str:
+    """A reply of the training text: the gold one in free notation, sign by sign."""
+    places, signs = FREE[suite]
+    return places.sub(lambda found: rng.choice(signs[found[0]]), reply)
 
 
 MAKERS: dict[str, Callable[[Random, int], Draft]] = {

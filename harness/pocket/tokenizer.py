@@ -7,11 +7,13 @@ its own, and each word of the world, with the space before it, is one token.
 from __future__ import annotations
 
 from itertools import islice
+from random import Random
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from harness.pocket.lexicon import ASSISTANT, END, MASK, PAD, SPECIALS, USER
+from harness.pocket.suites import written
 from harness.pocket.world import SUITES, drafts
 
 VOCABULARY_LIMIT = 640
@@ -27,10 +29,10 @@ CHAT_TEMPLATE = (
 
 def world_text(count: int = 300) -> list[str]:
     """`count` training items of each suite as plain text."""
-    text = []
+    text, rng = [], Random("notation")
     for suite in SUITES:
         for draft in islice(drafts(suite, "train"), count):
-            text += [*draft.turns, *draft.replies]
+            text += [*draft.turns, *(written(rng, suite, reply) for reply in draft.replies)]
     return text
 
 
