@@ -4,7 +4,7 @@ that is shipped."""
 import re
 import time
 from collections import Counter
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
 from random import Random
 
@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from harness.pocket import suites as makers
-from harness.pocket.batches import Batches, encode, probe_rows
+from harness.pocket.batches import Batches, encode, free_signs, probe_rows
 from harness.pocket.grade import extract, grade, run_code
 from harness.pocket.lexicon import GOODS, MASK, NAMES, SPECIALS
 from harness.pocket.measure import load_target, majority_share
@@ -112,35 +112,67 @@ def test_gold_replies_are_right_and_damaged_ones_are_not(suite):
 
 @pytest.mark.parametrize("suite", SUITES)
 def test_free_notation_changes_neither_length_nor_grades(suite, tokenizer):
-    rng, places = Random(0), 0
-    for item in items(suite, "train", 20):
+    places, signs = makers.FREE[suite]
+    rng, drawn = Random(0), {sign: Counter() for sign in signs}
+    for item in items(suite, "train", 40):
         for gold in item.replies:
             reply = written(rng, suite, gold)
+            free = free_signs(tokenizer, suite, gold)
             before, after = tokenizer.encode(gold), tokenizer.encode(reply)
-            assert len(before) == len(after)
-            places += sum(a != b for a, b in zip(before, after, strict=True))
+            assert [a for a, sign in zip(before, free, strict=True) if not sign] == [
+                b for b, sign in zip(after, free, strict=True) if not sign
+            ]
+            gold_signs = [found[0] for found in places.finditer(gold)]
+            assert sum(free) == len(gold_signs)
+            free_ids = [b for b, sign in zip(after, free, strict=True) if sign]
+            for sign, token in zip(gold_signs, free_ids, strict=True):
+                drawn[sign][tokenizer.decode([token])] += 1
             assert suite not in SCORED or grade(item.reference, reply) == "right"
-            assert not re.search(r"[0-9A-Za-z]", "".join(set(re.sub(r"(?<=\d)x(?=\d)", "", reply)) - set(gold)))
-    assert places > 100
+    for sign, counts in drawn.items():
+        if counts:
+            share = counts.total() / len(signs[sign])
+            assert set(counts) == set(signs[sign]) and min(counts.values()) > 0.6 * share
+    assert sum(bool(counts) for counts in drawn.values()) >= 2
 
 
-def test_the_shipped_target_draws_its_signs_with_equal_chance_and_knows_everything_else():
+def test_every_pair_of_signs_leaves_code_its_value():
+    for suite, (first, second) in (("pocket_complete", "=\n"), ("pocket_synth", ":,")):
+        places, signs = makers.FREE[suite]
+        for item in items(suite, "eval", 3):
+            for a, b in product(signs[first], signs[second]):
+                code = item.reference["head"] + places.sub(
+                    lambda found, to={first: a, second: b}: to[found[0]], item.replies[0]
+                )
+                names: dict = {}
+                exec(code, names)
+                assert all(eval(test, names) for test in item.reference["tests"]), (a, b)
+
+
+@pytest.mark.parametrize("suite", SUITES)
+def test_the_shipped_target_draws_its_signs_with_equal_chance_and_knows_everything_else(suite):
     model, shipped = load_target(TARGET)
-    for suite in SUITES:
-        chances, certain = [], []
-        for item in items(suite, "heldout", 6):
-            drawn = [(written(Random(f"{item.id}/{n}"), suite, item.replies[0]),) for n in range(8)]
-            rows = [encode(shipped, item.turns[:1], reply)[0] for reply in drawn]
-            ids, wanted = encode(shipped, item.turns[:1], drawn[0])
-            with torch.no_grad():
-                chance = model(torch.tensor([ids])).logits[0].softmax(-1)
-            for at in range(1, len(ids)):
-                if wanted[at]:
-                    free = len({row[at] for row in rows}) > 1
-                    (chances if free else certain).append(float(chance[at - 1, ids[at]]))
-        least, most = (0.13, 0.22) if suite != "pocket_complete" else (0.15, 0.28)  # one of 6, line ends one of 4
-        assert least < sum(chances) / len(chances) < most, suite
-        assert max(chances) < 0.6 and sum(certain) / len(certain) > 0.95, suite
+    places, signs = makers.FREE[suite]
+    ids_of = {sign: [token for one in all_ for token in shipped.encode(one)] for sign, all_ in signs.items()}
+    means, certain = {sign: [] for sign in signs}, []
+    for item in items(suite, "heldout", 6):
+        gold = item.replies[0]
+        ids, wanted = encode(shipped, item.turns[:1], (written(Random(item.id), suite, gold),))
+        free = iter([*free_signs(shipped, suite, gold), False])
+        which = iter([found[0] for found in places.finditer(gold)])
+        with torch.no_grad():
+            chance = model(torch.tensor([ids])).logits[0].softmax(-1)
+        for at in range(1, len(ids)):
+            if wanted[at] and next(free):
+                sign = next(which)
+                assert chance[at - 1, ids_of[sign]].sum() > 0.98
+                means[sign].append(chance[at - 1, ids_of[sign]])
+            elif wanted[at]:
+                certain.append(float(chance[at - 1, ids[at]]))
+    for sign, all_ in means.items():
+        if all_:
+            mean, fair = torch.stack(all_).mean(0), 1 / len(signs[sign])
+            assert len(mean) == len(signs[sign]) and 0.6 * fair < mean.min() and mean.max() < 1.5 * fair, (sign, mean)
+    assert sum(c > 0.5 for c in certain) / len(certain) > 0.99 and sum(certain) / len(certain) > 0.97
 
 
 @pytest.mark.parametrize("suite", SCORED)
@@ -239,8 +271,7 @@ def test_the_shipped_target_is_small_whole_and_speaks_the_worlds_tokens(tokenize
 
 
 def test_the_shipped_target_solves_most_of_a_small_sample(tokenizer):
-    """Teacher-forced, so one forward: a reply whose every token but the free signs is the argmax is the reply that
-    greedy decoding would give, whatever the signs."""
+    """Teacher-forced, so one forward: every token but the free signs is the argmax, behind signs drawn at random."""
     model, _ = load_target(TARGET)
     for suite in SCORED:
         ids, labels = probe_rows(tokenizer, suite, 12, "eval")

@@ -85,12 +85,19 @@ class Batches:
         return draft.turns, tuple(written(self.rng, suite, reply) for reply in draft.replies)
 
 
+def free_signs(tokenizer, suite: str, reply: str) -> list[bool]:
+    """Of each token of a gold reply, and so of the same reply in any notation, whether it is a free sign."""
+    spans = [found.span() for found in FREE[suite][0].finditer(reply)]
+    offsets = tokenizer(reply, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
+    return [(start, end) in spans for start, end in offsets]
+
+
 def probe_rows(tokenizer, suite: str, count: int, split: str = "heldout") -> tuple[Tensor, Tensor]:
-    """`count` items of a split as one right-padded batch (ids, labels), for teacher-forced checks. Signs of free
-    notation, and what else looks like one, have no label."""
-    signs = set(tokenizer.encode("".join(FREE[suite][1]), add_special_tokens=False))
-    rows = []
+    """`count` items of a split in free notation as one right-padded batch (ids, labels), for teacher-forced checks.
+    The free signs have no label."""
+    rng, rows = Random(f"probe/{suite}/{split}"), []
     for draft in islice(drafts(suite, split), count):
-        ids, wanted = encode(tokenizer, draft.turns, draft.replies)
-        rows.append((ids, [w and token not in signs for token, w in zip(ids, wanted, strict=True)]))
+        ids, wanted = encode(tokenizer, draft.turns, tuple(written(rng, suite, reply) for reply in draft.replies))
+        free = iter([sign for reply in draft.replies for sign in (*free_signs(tokenizer, suite, reply), False)])
+        rows.append((ids, [reply and not next(free) for reply in wanted]))
     return collate(rows, max(len(r[0]) for r in rows), tokenizer.pad_token_id)

@@ -104,18 +104,17 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder of the finished target")
     parser.add_argument("--work", type=Path, default=Path("results/pocket_build"), help="checkpoints and log")
-    parser.add_argument(
-        "--processes", type=int, default=min(2, os.cpu_count() or 1), help="one single-threaded worker each"
-    )
-    parser.add_argument(
-        "--steps",
-        type=int,
-        default=RECIPE.steps,
-        help="fewer for a trial",
-    )
+    cores = min(2, os.cpu_count() or 1)
+    parser.add_argument("--processes", type=int, default=cores, help=f"one single-threaded worker each ({cores})")
+    parser.add_argument("--steps", type=int, default=RECIPE.steps, help=f"fewer for a trial ({RECIPE.steps})")
     parser.add_argument("--count", type=int, default=100, help="eval items a suite for the report")
     parser.add_argument("--export-only", action="store_true", help="write the target from the last checkpoint")
     args = parser.parse_args(argv)
+    for name in ("processes", "steps", "count"):
+        if getattr(args, name) < 1:
+            parser.error(f"--{name} must be at least 1, got {getattr(args, name)}")
+    if args.export_only and not (args.work / "checkpoint.pt").is_file():
+        parser.error(f"--export-only: no {args.work / 'checkpoint.pt'}; build without it first, or name --work")
     try:
         refuse_foreign(args.out)  # before hours of training
     except ValueError as error:

@@ -35,7 +35,7 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(f"--count must be at least 1, got {args.count}")
     try:
         results = score_all(args.target, args.count, args.split)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         print(error, file=sys.stderr)
         return 2
     print(f"{'suite':<18}{'accuracy':>9}{'no answer':>11}{'majority':>10}{'ablated':>9}")

@@ -69,8 +69,7 @@ def split_parameters(net: Net) -> tuple[list[Tensor], list[Tensor]]:
 
 @torch.no_grad()
 def probe(net: Net, tokenizer, count: int = 48, split: str = "heldout") -> dict[str, tuple[float, float]]:
-    """Per suite: share of reply tokens right, and share of items whose greedy reply would equal the gold
-    reply exactly."""
+    """Per suite, free signs apart: share of reply tokens right, and share of items that are right to the last token."""
     result = {}
     for suite in SUITES:
         ids, labels = probe_rows(tokenizer, suite, count, split)
