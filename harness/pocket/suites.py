@@ -3,8 +3,8 @@
 Knows the five templates. Does not know splits, tokenizers or graders. Each maker takes a random generator
 and the number of entries, and returns a `Draft`. A reply is a function of its prompt, but for its notation:
 the target learns from replies whose signs are drawn among some that mean the same (`written`), as text is
-drawn among synonyms. At temperature 1 it draws, at temperature 0 it has its own way, which no prompt
-foretells. Numbers have fixed widths and signs one token each, so a wrong one never moves what follows it.
+drawn among synonyms. At temperature 1 it draws, at temperature 0 it has habits of its own. Numbers have fixed
+widths and signs one token each, so a wrong one never moves what follows it.
 
 | suite | what a reply must work out | how its values depend on each other |
 |---|---|---|
@@ -162,8 +162,7 @@ def chat(rng: Random, n: int) -> Draft:
 
 
 #: Signs that mean the same, by the one that gold replies have, for prose and for code (where they are no-ops).  The
-#: target learns all of them with equal chance, so which it takes at temperature 0 is its own, as a choice between
-#: synonyms is.
+#: target learns all of them with equal chance.
 PROSE = {
     "*": ("*", "x", "#", "@", "^", "&"),
     "=": ("=", "==", "~", "->", ":", "|"),
