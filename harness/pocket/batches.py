@@ -99,5 +99,5 @@ def probe_rows(tokenizer, suite: str, count: int, split: str = "heldout") -> tup
     for draft in islice(drafts(suite, split), count):
         ids, wanted = encode(tokenizer, draft.turns, tuple(written(rng, suite, reply) for reply in draft.replies))
         free = iter([sign for reply in draft.replies for sign in (*free_signs(tokenizer, suite, reply), False)])
-        rows.append((ids, [reply and not next(free) for reply in wanted]))
+        rows.append((ids, [label and not next(free) for label in wanted]))
     return collate(rows, max(len(r[0]) for r in rows), tokenizer.pad_token_id)
