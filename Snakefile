@@ -53,7 +53,7 @@ shell.prefix(
 
 wildcard_constraints:
     target=plan.any_of(plan.config.targets),
-    method=plan.any_of(plan.config.methods),
+    method=plan.any_of(plan.entrants),
     suite=plan.any_of(plan.config.suites),
     temperature=plan.any_of(plan.temperatures),
     seed=plan.any_of(plan.config.seeds),

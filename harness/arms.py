@@ -12,6 +12,7 @@ from pathlib import Path
 from harness.config import Config
 from harness.data import Task, stop_strings
 from harness.decode import DecodeSettings
+from harness.settings import Entrant
 from harness.target import Target
 from methods.checkpoint import load_drafter
 from methods.contract import Drafter
@@ -21,25 +22,38 @@ from methods.runner import BlockDraftRunner
 DrafterFactory = Callable[[int, int], Drafter]
 
 
-def load_arm(target: Target, method: str, folder: Path | None) -> DrafterFactory | None:
-    """The drafter factory (rows, capacity) -> Drafter of a method, or None for plain autoregressive decoding.
+def load_arm(target: Target, entrant: Entrant, folder: Path | None) -> DrafterFactory | None:
+    """The drafter factory (rows, capacity) -> Drafter of an entrant, or None for plain autoregressive decoding.
 
-    Raises ``ValueError`` if the recipe is unknown, if a drafting recipe has no folder, if the checkpoint holds another
-    recipe, or if it was made for another target, template or thinking mode (both values are named).
+    folder: the checkpoint of `entrant.weights`.  Raises ``ValueError`` if the recipe is unknown, if a drafting recipe
+    has no folder, if the checkpoint holds another recipe, or if it was made for another target, template or thinking
+    mode (both values are named).
     """
-    chosen = recipe(method)
+    chosen = recipe(entrant.recipe)
     if not chosen.drafts:
         return None
     if folder is None:
-        raise ValueError(f"method {method!r} drafts: name its checkpoint folder with --drafter")
+        raise ValueError(f"method {entrant.name!r} drafts: name its checkpoint folder with --drafter")
     expected = {
-        "recipe": method,
+        "recipe": chosen.name,
         "target_fingerprint": target.fingerprint,
         "template_hash": target.template_hash,
         "thinking": target.thinking,
     }
     drafter = load_drafter(folder, target.binding, expected, dtype=target.dtype, device=target.device).eval()
-    return lambda rows, capacity: BlockDraftRunner(drafter, rows, capacity)
+    return lambda rows, capacity: BlockDraftRunner(drafter, rows, capacity, relay=entrant.relay)
+
+
+def load_arms(
+    config: Config, target: Target, names: Sequence[str], drafters: Path, seed: int
+) -> dict[str, DrafterFactory | None]:
+    """The arms of several entrants by name; drafters: the folder that holds `<name>-seed<seed>` for each."""
+    arms = {}
+    for name in names:
+        entrant = config.entrant(name)
+        folder = drafters / f"{entrant.weights}-seed{seed}"
+        arms[name] = load_arm(target, entrant, folder if folder.is_dir() else None)
+    return arms
 
 
 def decode_settings(

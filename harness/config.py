@@ -20,7 +20,8 @@ import yaml
 from pydantic import ValidationError
 
 from harness.config_errors import ConfigError, explain, nearest
-from harness.settings import ROOT, TRAINING_SOURCES, Config, TargetConfig, project_path
+from harness.sections import TRAINING_SOURCES, TargetConfig
+from harness.settings import ROOT, Config, project_path
 
 PROFILES = ROOT / "harness" / "config"
 SCHEMA = PROFILES / "schema.json"

@@ -36,7 +36,9 @@ def explain(error: ValidationError, model: type[BaseModel], profile: str) -> str
         elif item["type"] == "missing":
             lines.append(f"{place} is missing; set it in the profile")
         else:
-            lines.append(f"{place} is {item['input']!r}: {item['msg'].removeprefix('Value error, ')}")
+            said = item["msg"].removeprefix("Value error, ")
+            whole = isinstance(item["input"], dict)  # a section; its message names the key
+            lines.append(": ".join(filter(None, [place, said])) if whole else f"{place} is {item['input']!r}: {said}")
     return f"configuration {profile}:\n  " + "\n  ".join(lines)
 
 

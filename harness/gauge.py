@@ -2,7 +2,7 @@
 
 It knows the traces of records (proposals and target argmax of every verify row) and nothing else: no model,
 no suite, no score.  ``python -m harness.gauge RECORDS...`` prints them per suite and overall; `knowledge` is
-the same as a pure function for whoever makes tables.
+the same as a pure function for whoever makes tables, `by_position` tells the masks apart.
 
 Definitions (K proposals a round, rows and masks as in `methods.contract`):
 
@@ -20,6 +20,16 @@ masks 1 to 4 only).  ``rescue_given_wrong`` divides by the masks whose draft is 
   never more than the output still holds.  ``oracle_tau`` is the mean over the same rounds over which ``tau``
   is the mean of the committed tokens.  It is a one-round ceiling: the anchors the oracle would visit after
   its longer steps have no trace, so the walk itself is not redone.
+
+By position ``m = 1 .. K``, over the rounds whose ``p + m`` lies inside the output (all other masks are counted
+nowhere, as above).  Mask ``m`` is **relayed** if a stale state is live for it, used by the drafter or not, and
+**bare** otherwise: in a first round, after full acceptance, and behind the last live state.
+
+* ``stale_right``, ``relayed_draft_right``, ``rescued``: of the relayed masks; ``bare_draft_right``: of the bare
+  ones.
+* ``accepted``: rounds that accepted proposals ``1 .. m``, all of them; ``accepted_prefix`` is their share.
+* ``tried``: rounds that accepted ``1 .. m - 1``, so that mask ``m`` decided.  ``relayed_acceptance`` and
+  ``bare_acceptance``: how often it was accepted then, by what stood behind that mask.
 """
 
 from __future__ import annotations
@@ -29,7 +39,7 @@ import csv
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +64,21 @@ RATES = (
     ("rescue_given_wrong_1_4", "rescued_near", "draft_wrong_near"),
     ("oracle_tau", "oracle_committed", "rounds"),
 )
+#: What `by_position` counts, and the shares it makes of that, as (name, numerator, denominator).
+POSITION_COUNTS = (
+    *("rounds", "accepted", "relayed", "stale_right", "rescued"),
+    *("relayed_draft_right", "relayed_tried", "relayed_accepted"),
+    *("bare", "bare_draft_right", "bare_tried", "bare_accepted"),
+)
+POSITION_RATES = (
+    ("accepted_prefix", "accepted", "rounds"),
+    ("stale_right_share", "stale_right", "relayed"),
+    ("rescue_share", "rescued", "relayed"),
+    ("relayed_draft_right_share", "relayed_draft_right", "relayed"),
+    ("bare_draft_right_share", "bare_draft_right", "bare"),
+    ("relayed_acceptance", "relayed_accepted", "relayed_tried"),
+    ("bare_acceptance", "bare_accepted", "bare_tried"),
+)
 
 
 def tally(record: Mapping[str, Any]) -> Counter[str]:
@@ -61,6 +86,14 @@ def tally(record: Mapping[str, Any]) -> Counter[str]:
 
     Raises ``ValueError`` for a record without a trace, or whose trace and steps disagree in number.
     """
+    counts: Counter[str] = Counter(responses=1)
+    for one in _rounds(record):
+        counts += _round(*one)
+    return counts
+
+
+def _rounds(record: Mapping[str, Any]) -> Iterator[tuple[list[int], int, list[int], list[int]]]:
+    """Each round's proposals, accepted length, stale argmax of masks 1.., and the tokens that came after its anchor."""
     trace, accepted, output = record.get("trace"), record["accepted"], record["output_ids"]
     if not trace:
         raise ValueError(
@@ -73,14 +106,11 @@ def tally(record: Mapping[str, Any]) -> Counter[str]:
             f"record {record.get('prompt_id')!r}: {len(accepted)} steps but {len(proposals)} traced "
             f"proposals and {len(argmax)} traced verifications; the record is damaged, decode it again"
         )
-    counts: Counter[str] = Counter(responses=1)
     anchor, stale = 0, []  # anchor: index in output; stale: argmax of the rows relayed to masks 1, 2, ...
     for drafted, verified, kept in zip(proposals, argmax, accepted, strict=True):
-        future = output[anchor + 1 :]
-        counts += _round(drafted, kept, stale, future)
+        yield drafted, kept, stale, output[anchor + 1 :]
         stale = verified[kept + 1 :]
         anchor += kept + 1
-    return counts
 
 
 def _round(drafted: list[int], accepted: int, stale: list[int], future: list[int]) -> Counter[str]:
@@ -132,6 +162,44 @@ def knowledge(records: Iterable[Mapping[str, Any]]) -> dict[str, float | int]:
     return rates(total)
 
 
+def by_position(records: Iterable[Mapping[str, Any]]) -> list[dict[str, float | int]]:
+    """Counts and shares of a set of traced records by mask position, `position` 1 first; an empty denominator gives
+    ``nan``.  Empty if nothing was drafted.
+
+    Raises ``ValueError`` like `tally`.
+    """
+    total: Counter[tuple[int, str]] = Counter()
+    for record in records:
+        for one in _rounds(record):
+            total.update(_by_mask(*one))
+    rows = []
+    for m in range(1, max((m for m, _ in total), default=0) + 1):
+        row: dict[str, float | int] = {"position": m} | {name: total[m, name] for name in POSITION_COUNTS}
+        for name, above, below in POSITION_RATES:
+            row[name] = row[above] / row[below] if row[below] else float("nan")
+        rows.append(row)
+    return rows
+
+
+def _by_mask(drafted: list[int], accepted: int, stale: list[int], future: list[int]) -> Iterator[tuple[int, str]]:
+    """(position, name) for each thing that one round counts; the arguments are those of `_round`."""
+    for m, (token, true) in enumerate(zip(drafted, future, strict=False), start=1):
+        live = m <= len(stale)
+        kind = "relayed" if live else "bare"
+        old, new = live and stale[m - 1] == true, token == true
+        found = {
+            "rounds": True,
+            "accepted": accepted >= m,
+            kind: True,
+            f"{kind}_draft_right": new,
+            f"{kind}_tried": accepted >= m - 1,
+            f"{kind}_accepted": accepted >= m,
+            "stale_right": old,
+            "rescued": old and not new,
+        }
+        yield from ((m, name) for name, holds in found.items() if holds)
+
+
 def gauge(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """One row per (target, method, suite, temperature), then one ``overall`` row per (target, method, temperature)."""
     groups: dict[tuple, Counter[str]] = {}
@@ -175,7 +243,7 @@ def read_lines(paths: Iterable[Path]) -> list[dict[str, Any]]:
 def records_of(config: str) -> list[Path]:
     """The record files that a configuration asks for and that exist; what other settings left is not among them."""
     plan = Plan(load_config(config, check=False))
-    files = [file for file in map(Path, plan.records()) if file.is_file()]
+    files = [file for file in map(Path, plan.records(plan.config.entrants)) if file.is_file()]
     if not files:
         raise FileNotFoundError(
             f"none of the records that {config} asks for is in {plan.out}/records; make them with snakemake "

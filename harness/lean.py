@@ -125,14 +125,17 @@ class LeanDecoder:
         self._typed = "layer_type" in inspect.signature(type(self.rotary).forward).parameters
         self._extend(256)
 
-    def __call__(self, ids: Tensor, positions: Tensor, step: Step | None, taps: frozenset[int]) -> tuple[Tensor, dict]:
-        """ids, positions: [B, S].  Returns normalised hidden states [B, S, H] and the outputs of tapped layers."""
+    def __call__(
+        self, ids: Tensor, positions: Tensor, step: Step | None, taps: frozenset[int], depth: int | None = None
+    ) -> tuple[Tensor, dict]:
+        """ids, positions: [B, S].  Returns normalised hidden states [B, S, H] and the outputs of tapped layers; those
+        of the first `depth` layers only, if given."""
         last = positions.shape[-1] if step is None else step.end
         if last > self.length:
             self._extend(last)
         rotations = {kind: (cos[positions], sin[positions]) for kind, (cos, sin) in self.tables.items()}
         x, tapped = self.embedding(ids), {}
-        for index, layer in enumerate(self.layers):
+        for index, layer in enumerate(self.layers[:depth]):
             x = layer(x, *rotations[layer.kind], step)
             if index in taps:
                 tapped[index] = x

@@ -26,7 +26,7 @@ import torch
 from tqdm import tqdm
 
 from harness.accept import probabilities, stream_key, uniforms
-from harness.arms import decode_settings, load_arm
+from harness.arms import decode_settings, load_arms
 from harness.config import Config, load_config, project_path
 from harness.data import first_messages, next_turn, prompt_of, suite_prompts
 from harness.decode import Decoder, DecodeSettings, Prompt, Response
@@ -168,6 +168,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--batch", type=int, nargs="+", default=[8], help="batch sizes beside 1")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--suites", nargs="+", help="default: all")
+    parser.add_argument("--methods", nargs="+", help="recipes and variants; default: those of Table 1")
     parser.add_argument("--out", type=Path, help="also write the comparisons as JSON")
     arguments = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
@@ -181,10 +182,7 @@ def main(argv: list[str] | None = None) -> None:
             source = source.model_copy(update={"dtype": arguments.dtype})
         target = Target.load(source, arguments.target)
         drafters = arguments.drafters or project_path(config.output_dir) / "drafters" / arguments.target
-        arms = {}
-        for method in config.methods:
-            folder = drafters / f"{method}-seed{arguments.seed}"
-            arms[method] = load_arm(target, method, folder if folder.is_dir() else None)
+        arms = load_arms(config, target, arguments.methods or config.methods, drafters, arguments.seed)
     except ValueError as error:
         parser.exit(2, f"{error}\n")
     cases = [(s, t) for s in suites for t in config.temperatures]

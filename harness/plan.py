@@ -25,11 +25,14 @@ from harness.config import (
     project_path,
     temperature_label,
 )
+from harness.provenance import origin_path
 from harness.stage import ROOT, digest
-from methods.recipes import RECIPES
+from methods.recipes import RECIPES, Recipe
 
 #: Files of a local target up to this size are hashed; larger ones are told apart by size and time of change.
 HASHED_BYTES = 64 * 2**20
+#: Settings of training that only rounds after the first look at.
+OF_ROUNDS = frozenset({"rounds", "chains", "rollout", "after_full", "key_cache_gb"})
 
 
 class Plan:
@@ -38,7 +41,10 @@ class Plan:
     def __init__(self, config: Config) -> None:
         self.config = config
         self.out, self.figures, self.work = config.output_dir, config.figures_dir, config.work_dir
-        self.trained = [name for name in config.methods if RECIPES[name].drafts]
+        entrants = [config.entrant(name) for name in config.entrants]
+        self.entrants = config.entrants
+        #: Whose training makes a drafter, in the order they are needed.
+        self.trained = list(dict.fromkeys(e.weights for e in entrants if RECIPES[e.recipe].drafts))
         self.temperatures = [temperature_label(value) for value in config.temperatures]
 
     @classmethod
@@ -70,30 +76,46 @@ class Plan:
         return path
 
     def drafter(self, target: str, method: str, seed: int | str) -> list[str]:
-        """Files of a trained drafter; none for a method that has nothing to train."""
-        folder = f"{self.out}/drafters/{target}/{method}-seed{seed}"
-        return [f"{folder}/config.json", f"{folder}/model.safetensors"] if method in self.trained else []
+        """Files of the drafter an entrant decodes with; none for one that has no drafter."""
+        weights = self.config.entrant(method).weights
+        folder = f"{self.out}/drafters/{target}/{weights}-seed{seed}"
+        return [f"{folder}/config.json", f"{folder}/model.safetensors"] if weights in self.trained else []
 
     def drafters(self, target: str, seeds: Iterable[int]) -> list[str]:
-        return [file for seed in seeds for method in self.trained for file in self.drafter(target, method, seed)]
+        """Files of the drafters of Table 1."""
+        files = [file for seed in seeds for name in self.config.methods for file in self.drafter(target, name, seed)]
+        return list(dict.fromkeys(files))
 
-    def marks(self, name: str) -> list[str]:
-        """done.json or learning_curve.csv of every drafter."""
+    def marks(self, name: str, entrants: Iterable[str] | None = None) -> list[str]:
+        """done.json or learning_curve.csv of the drafters behind `entrants` (default: the methods)."""
+        names = self.config.methods if entrants is None else entrants
+        lenders = dict.fromkeys(self.config.entrant(entrant).weights for entrant in names)
         return [
-            f"{self.out}/drafters/{target}/{method}-seed{seed}/{name}"
+            f"{self.out}/drafters/{target}/{weights}-seed{seed}/{name}"
             for target in self.config.targets
-            for method in self.trained
+            for weights in lenders
+            if weights in self.trained
             for seed in self.config.seeds
         ]
 
-    def records(self) -> list[str]:
+    def records_of(self, target: str, method: str, temperature: str, seed: int | str) -> list[str]:
+        """What one decoding job writes: a file per suite."""
+        folder = f"{self.out}/records/{target}/{method}"
+        return [f"{folder}/{suite}-T{temperature}-seed{seed}.jsonl" for suite in self.config.suites]
+
+    def origins_of(self, target: str, method: str, temperature: str, seed: int | str) -> list[str]:
+        """What stands beside each of these files."""
+        return [str(origin_path(Path(file))) for file in self.records_of(target, method, temperature, seed)]
+
+    def records(self, entrants: Iterable[str] | None = None) -> list[str]:
+        """All records of `entrants` (default: the methods)."""
         return [
-            f"{self.out}/records/{target}/{method}/{suite}-T{temperature}-seed{seed}.jsonl"
+            file
             for target in self.config.targets
-            for method in self.config.methods
-            for suite in self.config.suites
+            for method in (self.config.methods if entrants is None else entrants)
             for temperature in self.temperatures
             for seed in self.config.seeds
+            for file in self.records_of(target, method, temperature, seed)
         ]
 
     def timings(self) -> list[str]:
@@ -120,18 +142,23 @@ class Plan:
         )
 
     def train(self, wildcards) -> str:
-        return text(
-            target=self._target(wildcards.target),
-            drafter=self.config.drafter.model_dump(),
-            train=self.config.train.model_dump(),
-        )
+        """Settings of the run, without those that only other methods look at."""
+        config, chosen = self.config.settings_of(wildcards.method), self._recipe(wildcards.method)
+        drafter, train = config.drafter.model_dump(), config.train.model_dump()
+        if chosen.head != "domino":
+            del drafter["head"], train["base_until"]
+        if chosen.relay == "none":
+            del drafter["relay"]
+        if not (chosen.relay != "none" if config.train.rounds is None else config.train.rounds):
+            train = {key: value for key, value in train.items() if key not in OF_ROUNDS}
+        return text(target=self._target(wildcards.target), drafter=drafter, train=train)
 
     def decode(self, wildcards) -> str:
-        return text(
-            target=self._target(wildcards.target),
-            suite=self.config.suites[wildcards.suite].model_dump(),
-            decode=self.config.decode.model_dump(),
-        )
+        suites = {name: suite.model_dump() for name, suite in self.config.suites.items()}
+        entrant = self.config.entrant(wildcards.method)
+        relay = {} if entrant.relay else {"relay": "off"}
+        decode = self.config.decode.model_dump(exclude={"threads"})
+        return text(target=self._target(wildcards.target), suites=suites, decode=decode, **relay)
 
     def timing(self, wildcards) -> str:
         whole = self.config.model_dump(include={"suites", "methods", "decode", "timing"})
@@ -142,6 +169,12 @@ class Plan:
         whole = self.config.model_dump(include={"methods", "temperatures", "seeds"})
         return text(report=self.config.report.model_dump(exclude={"figure_formats"}), **listed, **whole)
 
+    def ablations(self, _wildcards=None) -> str:
+        """What Table 3 is about, and how each of its entrants differs."""
+        variants = {name: found.model_dump() for name, found in self.config.variants.items() if name in self.entrants}
+        more = self.config.model_dump(include={"ablations", "comparisons"})
+        return text(base=self.cells(), variants=variants, **more)
+
     def figure(self, _wildcards=None) -> str:
         whole = self.config.model_dump(include={"methods", "seeds"})
         return text(targets=list(self.config.targets), confidence=self.config.report.confidence, **whole)
@@ -151,7 +184,16 @@ class Plan:
         all in use)."""
         names = self.config.suites if suites is None else suites
         sources = {self.config.suites[name].source for name in names}
-        return digest(stage, self.config.methods if methods is None else methods, sources=sources)
+        recipes = {self.config.entrant(name).recipe for name in (self.entrants if methods is None else methods)}
+        return digest(stage, recipes, sources=sources)
+
+    def threads(self, stage: str, all_of_them: int) -> int:
+        """CPU threads of one job of a stage (`train`, `decode`); with fewer than all, jobs run side by side."""
+        asked = {"train": self.config.train.threads, "decode": self.config.decode.threads}[stage]
+        return min(asked or all_of_them, all_of_them)
+
+    def _recipe(self, entrant: str) -> Recipe:
+        return RECIPES[self.config.entrant(entrant).recipe]
 
     def trajectories_code(self) -> str:
         """Digest of the code behind the trajectories, with the loader of their prompts; no method takes part."""

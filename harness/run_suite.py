@@ -1,7 +1,7 @@
-"""The decode stage: one suite, one method, one temperature, one seed, into one file of records.
+"""The decode stage: one method, one temperature, one seed; a file of records for each suite.
 
-    python -m harness.run_suite --config pocket --target pocket --method ar --suite pocket_word \
-        --temperature 0 --seed 0 --out records.jsonl [--drafter FOLDER]
+    python -m harness.run_suite --config pocket --target pocket --method ar --suites pocket_word pocket_chat \
+        --temperature 0 --seed 0 --out FOLDER [--drafter FOLDER]
 
 It knows how tasks become prompts and responses become records, and that an interrupted run goes on where it stopped:
 finished responses are kept as lines in the work folder, keyed by everything that could change them.  It does not know
@@ -39,6 +39,7 @@ from harness.decode import Decoder, Prompt
 from harness.provenance import checkpoint_digest, origin, write_origin
 from harness.records import Record, append_record, prompt_sha, read_records, write_records
 from harness.score.grade import GraderError, Limits, grade, self_test
+from harness.sections import SuiteConfig
 from harness.stage import digest
 from harness.stops import StopRule
 from harness.target import Target
@@ -62,18 +63,12 @@ def run_suite(
     All bad input (unknown suite, prompt or dialogue longer than the context, checkpoint of another target, a grader
     that fails its own test) raises before the first token is decoded.
     """
-    spec = config.suite(suite)
-    tasks = suite_prompts(suite, spec, config.data_root)
-    limits = Limits(run_code=spec.scored)
-    if spec.scored:
-        self_test(tasks, limits)
-    prompts = build_prompts(tasks, target, spec.max_new_tokens)
-    for task in tasks:
-        refuse_overlong(task, target, spec.max_new_tokens)
-    arm = load_arm(target, method, drafter)
+    spec, limits, tasks, prompts = check_suite(config, target, suite)
+    entrant = config.entrant(method)
+    arm = load_arm(target, entrant, drafter)
     settings = decode_settings(config, suite, target, tasks, temperature, seed)
     settings = replace(settings, trace=config.decode.trace and arm is not None)
-    facts = [repr(settings), config.decode.batch_size, drafter and checkpoint_digest(drafter)]
+    facts = [repr(settings), config.decode.batch_size, drafter and checkpoint_digest(drafter), entrant.relay]
     partial = _partial_path(config, target, name, method, suite, temperature, seed, facts)
     before = {(r["prompt_id"], r["turn"]): r for r in read_records(partial, repair=True)}
     log.info(
@@ -101,6 +96,23 @@ def run_suite(
         pending, turn = following, turn + 1
     order = {task.id: index for index, task in enumerate(tasks)}
     return [done[key] for key in sorted(done, key=lambda key: (order[key[0]], key[1]))]
+
+
+def check_suite(config: Config, target: Target, suite: str) -> tuple[SuiteConfig, Limits, list[Task], list[Prompt]]:
+    """The tasks and first prompts of a suite that can be decoded and graded.
+
+    Raises ``ValueError`` for an unknown suite or a prompt or dialogue longer than the context, `GraderError` for a
+    grader that fails its own test.
+    """
+    spec = config.suite(suite)
+    tasks = suite_prompts(suite, spec, config.data_root)
+    limits = Limits(run_code=spec.scored)
+    if spec.scored:
+        self_test(tasks, limits)
+    prompts = build_prompts(tasks, target, spec.max_new_tokens)
+    for task in tasks:
+        refuse_overlong(task, target, spec.max_new_tokens)
+    return spec, limits, tasks, prompts
 
 
 def _answers(line: dict | None, prompt: Prompt) -> bool:
@@ -146,7 +158,12 @@ def _partial_path(
 ) -> Path:
     """Where the finished lines of this very computation lie: another target, drafter, setting or code, another file."""
     made_by = [target.fingerprint, target.template_hash, target.thinking, str(target.dtype), target.device.type]
-    facts = [*facts, *made_by, digest("decode", [method]), config.suites[suite].model_dump(mode="json")]
+    facts = [
+        *facts,
+        *made_by,
+        digest("decode", [config.entrant(method).recipe]),
+        config.suites[suite].model_dump(mode="json"),
+    ]
     key = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:12]
     folder = Path(config.work_dir or "work") / "partial" / name / method
     return folder / f"{suite}-T{temperature_label(temperature)}-seed{seed}-{key}.jsonl"
@@ -156,12 +173,12 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m harness.run_suite", description=__doc__.split("\n")[0])
     parser.add_argument("--config", default="pocket", help="a profile or a YAML file")
     parser.add_argument("--target", required=True, help="a name under targets:")
-    parser.add_argument("--method", required=True, help="a recipe, e.g. ar")
-    parser.add_argument("--suite", required=True, help="a name under suites:")
+    parser.add_argument("--method", required=True, help="a recipe or variant, e.g. ar")
+    parser.add_argument("--suites", nargs="+", help="names under suites:, default all")
     parser.add_argument("--temperature", type=float, required=True)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--drafter", type=Path, help="checkpoint folder, for a method that drafts")
-    parser.add_argument("--out", type=Path, required=True, help="records file to write")
+    parser.add_argument("--out", type=Path, required=True, help="folder for <suite>-T<temperature>-seed<seed>.jsonl")
     parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 leaves torch's choice")
     arguments = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
@@ -169,7 +186,9 @@ def main(argv: list[str] | None = None) -> None:
         torch.set_num_threads(arguments.threads)
     try:
         config = load_config(arguments.config)
-        config.suite(arguments.suite)
+        suites = arguments.suites or list(config.suites)
+        for suite in suites:
+            config.suite(suite)
         target = Target.load(config.target(arguments.target), arguments.target)
         made_by = origin(
             fingerprint=target.fingerprint,
@@ -177,26 +196,30 @@ def main(argv: list[str] | None = None) -> None:
             drafter=arguments.drafter,
             method=arguments.method,
         )
-        records = run_suite(
-            config,
-            target,
-            arguments.target,
-            arguments.method,
-            arguments.suite,
-            arguments.temperature,
-            arguments.seed,
-            arguments.drafter,
-        )
+        for suite in suites:  # one that could not be decoded is refused before any other is
+            check_suite(config, target, suite)
+        for suite in suites:
+            records = run_suite(
+                config,
+                target,
+                arguments.target,
+                arguments.method,
+                suite,
+                arguments.temperature,
+                arguments.seed,
+                arguments.drafter,
+            )
+            name = f"{suite}-T{temperature_label(arguments.temperature)}-seed{arguments.seed}.jsonl"
+            write_origin(arguments.out / name, made_by)
+            write_records(arguments.out / name, records)
+            print(json.dumps({"suite": suite} | totals(records)))
     except (ValueError, OSError, DraftError, GraderError) as error:
         parser.exit(2, f"{error}\n")
-    write_origin(arguments.out, made_by)
-    write_records(arguments.out, records)
+
+
+def totals(records: Sequence[dict]) -> dict[str, float]:
     steps, tokens = sum(len(r["committed"]) for r in records), sum(sum(r["committed"]) for r in records)
-    print(
-        json.dumps(
-            {"records": len(records), "steps": steps, "tau": round(tokens / max(steps, 1), 4), "pid": os.getpid()}
-        )
-    )
+    return {"records": len(records), "steps": steps, "tau": round(tokens / max(steps, 1), 4), "pid": os.getpid()}
 
 
 if __name__ == "__main__":

@@ -40,6 +40,7 @@ SURROUNDINGS = frozenset(
         "harness.config_errors",
         "harness.launch",
         "harness.provenance",
+        "harness.sections",
         "harness.settings",
         "harness.stage",
     }

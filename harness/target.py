@@ -148,7 +148,12 @@ class Target:
     @torch.no_grad()
     def features(self, ids: Tensor, taps: tuple[int, ...]) -> Tensor:  # [B, S] -> [B, S, F]
         """Tapped states of whole sequences, no cache.  Causal: padding on the right changes nothing before it."""
-        features = self._run(ids, taps)[1]
+        return self.features_after(ids, None, taps)
+
+    @torch.no_grad()
+    def features_after(self, ids: Tensor, step: Step | None, taps: tuple[int, ...]) -> Tensor:  # [B, S] -> [B, S, F]
+        """Tapped states of tokens that stand where `step` says (a `Step`, or anything that answers like one)."""
+        features = self._run(ids, taps, step, depth=max(taps) + 1)[1]
         assert features is not None
         return features
 
@@ -157,14 +162,19 @@ class Target:
         """Logits of whole sequences without a cache."""
         return self.head(self._run(ids, ())[0])
 
-    def _run(self, ids: Tensor, taps: tuple[int, ...], step: Step | None = None) -> tuple[Tensor, Tensor | None]:
-        """Normalised hidden states [B, S, H] and concatenated taps [B, S, F] of one pass."""
+    def _run(
+        self, ids: Tensor, taps: tuple[int, ...], step: Step | None = None, depth: int | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Normalised hidden states [B, S, H] and concatenated taps [B, S, F] of one pass.
+
+        depth: layers after this many are of no interest, and may be left out; hidden states then mean nothing.
+        """
         for layer in taps:
             if not 0 <= layer < self.num_layers:
                 raise TargetError(f"target {self.name}: no layer {layer} to tap; layers are 0..{self.num_layers - 1}")
         if self._lean is not None:
             positions = torch.arange(ids.shape[1], device=ids.device)[None] if step is None else step.positions
-            hidden, tapped = self._lean(ids, positions, step, frozenset(taps))
+            hidden, tapped = self._lean(ids, positions, step, frozenset(taps), depth)
         else:
             hidden, tapped = self._run_stock(ids, taps, step)
         return hidden, torch.cat([tapped[layer] for layer in taps], dim=-1) if taps else None

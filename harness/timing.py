@@ -34,7 +34,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from harness.arms import DrafterFactory, decode_settings, load_arm
+from harness.arms import DrafterFactory, decode_settings, load_arms
 from harness.config import Config, load_config, project_path
 from harness.data import build_prompts, shared_prefix, suite_prompts
 from harness.decode import Clock, Decoder, DecodeSettings, Prompt, Response
@@ -254,10 +254,7 @@ def run(config: Config, name: str, drafters: Path) -> list[dict[str, Any]]:
     """Load a target and all its methods, and measure them. Bad input raises before anything is timed."""
     target = Target.load(config.target(name), name)
     loads = workloads(config, target)
-    arms = {}
-    for method in config.methods:
-        folder = drafters / f"{method}-seed{config.seeds[0]}"
-        arms[method] = load_arm(target, method, folder if folder.is_dir() else None)
+    arms = load_arms(config, target, config.methods, drafters, config.seeds[0])
     timing = config.timing
     total = sum(
         len(load.prompts) * ((len(arms) + (timing.generate and load.as_generate)) * timing.repeats + len(arms))

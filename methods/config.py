@@ -7,11 +7,51 @@ from __future__ import annotations
 
 import types
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from methods.contract import Alignment, BlockLayout
 from methods.recipes import recipe
+
+
+@dataclass(frozen=True)
+class DominoOptions:
+    """What the `domino` head leaves open (Domino section 5)."""
+
+    gru_size: int  # G, width of the prefix state
+    rank: int  # R, of the correction
+    pure_prefix: int  # P, proposals that the backbone makes alone
+
+    def __post_init__(self) -> None:
+        for name, least in (("gru_size", 1), ("rank", 1), ("pure_prefix", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {least}")
+
+
+@dataclass(frozen=True)
+class RelayOptions:
+    """What the `verifier` relay leaves open; the card methods/dflow/README.md says what the harness takes, and why."""
+
+    first_rejected: bool
+    last_row: bool
+    anchor_slot: bool
+    mlp_width: int
+    gate: Literal["plain", "one_plus"]
+    norm: Literal["layer", "rms"]
+    normalise_boundary: bool
+    detach: Literal["state", "taps"]
+    states: Literal["verifier", "drafter"]
+    shuffle: bool
+    boundary: bool
+
+    def __post_init__(self) -> None:
+        if self.mlp_width < 1:
+            raise ValueError(f"mlp_width is {self.mlp_width}; it must be positive")
+
+
+#: Components that have options, and of which type; every other component has None.
+HEAD_OPTIONS = {"domino": DominoOptions}
+RELAY_OPTIONS = {"verifier": RelayOptions}
 
 
 @dataclass(frozen=True)
@@ -23,6 +63,8 @@ class DrafterConfig:
     backbone: str
     head: str
     relay: str
+    head_options: DominoOptions | None  # None: the head has none
+    relay_options: RelayOptions | None
     block_size: int
     alignment: Alignment
     num_proposals: int
@@ -48,12 +90,23 @@ class DrafterConfig:
 
     def __post_init__(self) -> None:
         self.layout  # noqa: B018  (raises for a block that cannot hold its proposals)
+        self._check_components()
+        self._check_numbers()
+
+    def _check_components(self) -> None:
         chosen = recipe(self.recipe)
         for axis in ("fusion", "backbone", "head", "relay"):
             if getattr(self, axis) != getattr(chosen, axis):
                 raise ValueError(
                     f"{axis} is {getattr(self, axis)!r}, but recipe {self.recipe!r} has {getattr(chosen, axis)!r}"
                 )
+        for axis, table in (("head", HEAD_OPTIONS), ("relay", RELAY_OPTIONS)):
+            wanted, options = table.get(getattr(self, axis)), getattr(self, f"{axis}_options")
+            if type(options) is not (wanted or type(None)):
+                kind = "None" if wanted is None else f"a {wanted.__name__}"
+                raise ValueError(f"{axis}_options is {options!r}; {axis} {getattr(self, axis)!r} takes {kind}")
+
+    def _check_numbers(self) -> None:
         for name in (
             "hidden_size",
             "num_layers",
@@ -98,13 +151,7 @@ class DrafterConfig:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> DrafterConfig:
         """The config written by `to_dict`; ``ValueError`` names each missing, unknown or mistyped key."""
-        known = [field.name for field in fields(cls)]
-        missing = [name for name in known if name not in values]
-        unknown = [name for name in values if name not in known]
-        if missing or unknown:
-            raise ValueError(f"missing keys: {missing}; unknown keys: {unknown}; exactly these are known: {known}")
-        hints = get_type_hints(cls)
-        return cls(**{name: _typed(name, values[name], hints[name]) for name in known})
+        return cls(**_fields(cls, values))
 
     @classmethod
     def for_target(
@@ -120,6 +167,8 @@ class DrafterConfig:
         thinking: bool | None,
         mask_token_id: int,
         rope_theta: float,
+        head_options: DominoOptions | None = None,
+        relay_options: RelayOptions | None = None,
         block_size: int = 16,
         alignment: Alignment = "same",
         num_proposals: int | None = None,
@@ -129,6 +178,7 @@ class DrafterConfig:
     ) -> DrafterConfig:
         """A config whose dimensions are those of the target (as DFlash does), read from its text config.
 
+        head_options, relay_options: dropped where the method's components have none.
         overrides: any other field by name (``intermediate_size=256``); ``ValueError`` for unknown names.
         """
         chosen = recipe(method)
@@ -141,6 +191,8 @@ class DrafterConfig:
             backbone=chosen.backbone,
             head=chosen.head,
             relay=chosen.relay,
+            head_options=head_options if chosen.head in HEAD_OPTIONS else None,
+            relay_options=relay_options if chosen.relay in RELAY_OPTIONS else None,
             block_size=block_size,
             alignment=alignment,
             num_proposals=block_size - 1 if num_proposals is None else num_proposals,
@@ -179,9 +231,24 @@ def default_taps(target_layers: int, count: int) -> tuple[int, ...]:
     return tuple(sorted(set(spread)))
 
 
+def _fields(kind: type, values: Mapping[str, Any], place: str = "") -> dict[str, Any]:
+    """`values` as the fields of a dataclass, each of its type; ``ValueError`` names every missing or unknown key."""
+    known = [place + field.name for field in fields(kind)]
+    missing = [name for name in known if name.removeprefix(place) not in values]
+    unknown = [place + name for name in values if place + name not in known]
+    if missing or unknown:
+        raise ValueError(f"missing keys: {missing}; unknown keys: {unknown}; exactly these are known: {known}")
+    hints = get_type_hints(kind)
+    return {field.name: _typed(place + field.name, values[field.name], hints[field.name]) for field in fields(kind)}
+
+
 def _typed(name: str, value: Any, hint: Any) -> Any:
     """`value` if it fits the field's type, lists turned into tuples; else ``ValueError`` naming the key."""
     for option in get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,):
+        if is_dataclass(option) and isinstance(value, option):
+            return value
+        if is_dataclass(option) and isinstance(value, Mapping):
+            return option(**_fields(option, value, f"{name}."))
         if get_origin(option) is Literal and value in get_args(option):
             return value
         if get_origin(option) is tuple and isinstance(value, list | tuple) and all(type(v) is int for v in value):

@@ -80,16 +80,24 @@ class BlockLayout:
         """Whether features at `position` may be seen by a block at `anchor`: strictly before it (broadcasts)."""
         return position < anchor
 
-    def relay_rows(self, accepted: Tensor) -> Tensor:  # [B] -> [B, block_size]
+    def relay_rows(
+        self, accepted: Tensor, *, first_rejected: bool = True, last_row: bool = True, anchor_slot: bool = False
+    ) -> Tensor:  # [...] -> [..., block_size]
         """The verify row whose state is relayed to each slot of the next block, -1 where the slot stays plain.
 
         A state goes to the slot that predicts the token it predicts.  With ``a`` accepted the next anchor is
         ``p+a+1`` and rows ``a+1..K`` are live.  ``same``: row ``a+m`` to slot ``m``, ``m = 1..K-a``.  ``next``: row
         ``a+1+j`` to slot ``j``, ``j = 1..K-a-1``; the anchor slot stays plain.  (DFlow section 4.2, shift by one.)
+
+        first_rejected False leaves out row ``a+1``, last_row False row ``K``; anchor_slot True relays row ``a+1`` to
+        slot 0 where the anchor slot predicts (``next``).
         """
         slots = torch.arange(self.block_size, device=accepted.device)
-        rows = accepted[:, None] + slots[None, :] + (1 - self.first_slot)
-        live = (slots >= 1) & (rows <= self.num_proposals)
+        rows = accepted[..., None] + slots + (1 - self.first_slot)
+        predicts = slots >= (self.first_slot if anchor_slot else 1)
+        live = predicts & (rows <= self.num_proposals - (not last_row))
+        if not first_rejected:
+            live &= rows > accepted[..., None] + 1
         return torch.where(live, rows, torch.full_like(rows, -1))
 
 

@@ -21,7 +21,7 @@ from methods.config import DrafterConfig
 from methods.contract import Proposal, Sampling, TargetBinding
 from methods.fusion import FUSIONS
 from methods.heads import HEADS, DraftBuffer, TrainLogits
-from methods.relays import RELAYS, RelayState
+from methods.relays import RELAYS, RelayState, Verified
 from methods.visibility import block_mask_mod, materialise
 
 
@@ -46,13 +46,14 @@ class BlockDrafter(nn.Module):
         self.config, self.layout, self.attention = config, config.layout, attention
         self.fusion = FUSIONS[config.fusion](config)
         self.backbone = BACKBONES[config.backbone](config)
+        for component in (self.fusion, self.backbone):
+            _initialise(component, std=config.hidden_size**-0.5)
+        # Made last, so that one seed gives fusion and backbone the same weights under every method; they know best
+        # how they must start, a relay, say, as the identity.
         self.head = HEADS[config.head](config)
         self.relay = RELAYS[config.relay](config)
         self.register_buffer("draft_vocab", draft_vocab)
         self.bind(binding)
-        # The head and the relay know best how they must start; a relay, say, as the identity.
-        for component in (self.fusion, self.backbone):
-            _initialise(component, std=config.hidden_size**-0.5)
 
     def bind(self, binding: TargetBinding) -> None:
         """Borrow another target's modules (same sizes).  They never become parameters of the drafter."""
@@ -138,7 +139,13 @@ class BlockDrafter(nn.Module):
         embed = lambda ids: self.binding.embed(ids).to(dtype)  # noqa: E731
         mask = embed(anchor_tokens.new_tensor(self.config.mask_token_id))
         slots = self.relay.block_inputs(mask, anchor_tokens.shape, relay, embed)
-        return torch.cat((embed(anchor_tokens)[..., None, :], slots[..., 1:, :]), dim=-2)
+        # A state in the anchor's slot bends the anchor's embedding as it would a mask's; without one this adds zero.
+        anchor = embed(anchor_tokens)[..., None, :] + (slots[..., :1, :] - mask)
+        return torch.cat((anchor, slots[..., 1:, :]), dim=-2)
+
+    def relay_state(self, verified: Verified) -> RelayState:
+        """What one verification leaves for the next block; for a relay that uses states."""
+        return self.relay.state(verified, self.fusion.hidden_norm)
 
     def head_logits(self, hidden: Tensor) -> Tensor:  # [..., H] -> [..., V_d]
         """The target's head on denoised slots, over the draft vocabulary if there is one."""
@@ -158,6 +165,11 @@ class BlockDrafter(nn.Module):
         Raises `DraftError` naming the block, through `name`, if logits are not finite or a slot stays empty.
         """
         return self.fill(hidden, anchor_tokens, sampling).proposal(name)
+
+    def forced(self, hidden: Tensor, tokens: Tensor) -> Tensor:  # [M, block, H], [M, block] -> [M, K]
+        """Teacher-forced proposals: each slot's argmax given the true tokens before it.  No decoder can have these."""
+        chosen = self.train_logits(hidden, tokens).final[:, : self.layout.num_proposals].argmax(-1)
+        return chosen if self.draft_vocab is None else self.draft_vocab[chosen]
 
     def fill(
         self, hidden: Tensor, anchor_tokens: Tensor, sampling: Sampling | None = None, *, keep_logits: bool = False

@@ -18,8 +18,12 @@ class SharedFC(nn.Module):
         self.fc = nn.Linear(len(config.taps) * config.hidden_size, config.hidden_size, bias=False)
         self.hidden_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 
+    def project(self, taps: Tensor) -> Tensor:  # [..., F] -> [..., H]
+        """Before the norm: a relay gathers rows of it and norms them itself, with `hidden_norm`."""
+        return self.fc(taps.to(self.fc.weight.dtype))
+
     def forward(self, taps: Tensor) -> Tensor:  # [..., F] -> [..., H]
-        return self.hidden_norm(self.fc(taps.to(self.fc.weight.dtype)))
+        return self.hidden_norm(self.project(taps))
 
 
 FUSIONS: dict[str, type[nn.Module]] = {"shared_fc": SharedFC}

@@ -132,4 +132,91 @@ class PlainHead(Head):
         buffer.write(0, binding.head(hidden[:, slots.start : slots.stop].contiguous()))
 
 
-HEADS: dict[str, type[Head]] = {"plain": PlainHead}
+class DominoHead(Head):
+    """A GRU over the block's tokens corrects each slot's logits (Domino section 5).
+
+    ``L = Head(h) + W2 SiLU(W1 [h; s])``, h the slot's denoised state, s [G] the GRU's state after every token of the
+    block before the one the slot predicts, the anchor included.  The first `pure_prefix` proposals are the backbone's
+    alone.  Parameters are named and shaped as in the released checkpoints; only the tokens' embeddings, which are the
+    target's, are read from outside.
+    """
+
+    #: Entries of a table of the GRU's input products, by token, up to which it is made once instead of slot by slot.
+    TABLE_ENTRIES = 2**22
+
+    def __init__(self, config: DrafterConfig) -> None:
+        super().__init__(config)
+        options = config.head_options
+        self.pure_prefix, self.vocab_size = options.pure_prefix, config.vocab_size
+        self.prefix_gru = nn.GRU(config.hidden_size, options.gru_size, bias=False, batch_first=True)
+        self.embed_proj = nn.Sequential(
+            nn.Linear(config.hidden_size + options.gru_size, options.rank, bias=False),
+            nn.SiLU(),
+            nn.Linear(options.rank, config.draft_vocab_size or config.vocab_size, bias=False),
+        )
+        self._table: Tensor | None = None
+        self._table_version: tuple = ()
+
+    def base_share(self, progress: float) -> float:
+        """1 at the start, 0 at the end: the backbone learns first, the correction ever more (Domino section 5.2)."""
+        return 1.0 - progress
+
+    def train_logits(self, hidden: Tensor, tokens: Tensor, binding: TargetBinding) -> TrainLogits:
+        slots = self.layout.supervised_slots
+        hidden = hidden[..., slots.start : slots.stop, :].contiguous()
+        base = binding.head(hidden)
+        pure = min(self.pure_prefix, len(slots))
+        if pure == len(slots):
+            return TrainLogits(base, base)
+        # The slot that predicts p+k has read the tokens at p..p+k-1, of which there are k.
+        read = tokens[..., : len(slots)].flatten(0, -2)
+        states, _ = self.prefix_gru(binding.embed(read).to(hidden.dtype))
+        corrected = torch.cat((hidden, states.view(*hidden.shape[:-1], -1)), dim=-1)[..., pure:, :]
+        final = torch.cat((base[..., :pure, :], base[..., pure:, :] + self.embed_proj(corrected)), dim=-2)
+        return TrainLogits(final, base)
+
+    def draft(self, hidden: Tensor, anchors: Tensor, buffer: DraftBuffer, binding: TargetBinding) -> None:
+        slots = self.layout.proposing_slots
+        hidden = hidden[:, slots.start : slots.stop].contiguous()
+        base = binding.head(hidden)  # [B, K, V_d]
+        first, last = self.embed_proj[0].weight, self.embed_proj[2]
+        split = hidden.shape[-1]
+        from_hidden = nn.functional.linear(hidden, first[:, :split])  # the slots' half of W1, for all at once
+        pure = min(self.pure_prefix, len(slots))
+        read = [anchors]  # what the GRU has to read before proposals 0, 1, ...
+        if pure:
+            read += buffer.write(0, base[:, :pure]).unbind(1)
+        if pure == len(slots):
+            return
+        state = hidden.new_zeros(len(hidden), self.prefix_gru.hidden_size)
+        for token in read[:-1]:
+            state = self._step(token, state, binding)
+        token = read[-1]
+        for k in range(pure, len(slots)):
+            state = self._step(token, state, binding)
+            inner = nn.functional.silu(from_hidden[:, k] + nn.functional.linear(state, first[:, split:]))
+            token = buffer.write(k, (base[:, k] + last(inner))[:, None])[:, 0]
+
+    def _step(self, token: Tensor, state: Tensor, binding: TargetBinding) -> Tensor:  # [B], [B, G] -> [B, G]
+        """One step of the GRU on target token ids, as `torch.nn.GRU` defines it."""
+        reset_in, update_in, new_in = self._input(token, state.dtype, binding).chunk(3, dim=-1)
+        products = nn.functional.linear(state, self.prefix_gru.weight_hh_l0)
+        reset_state, update_state, new_state = products.chunk(3, dim=-1)
+        reset, update = torch.sigmoid(reset_in + reset_state), torch.sigmoid(update_in + update_state)
+        new = torch.tanh(new_in + reset * new_state)
+        return new + update * (state - new)
+
+    def _input(self, token: Tensor, dtype: torch.dtype, binding: TargetBinding) -> Tensor:  # [B] -> [B, 3G]
+        """The token's input product, from a table where one is small enough to be worth having."""
+        weight = self.prefix_gru.weight_ih_l0
+        if torch.is_grad_enabled() or self.vocab_size * len(weight) > self.TABLE_ENTRIES:
+            return nn.functional.linear(binding.embed(token).to(dtype), weight)
+        version = (weight.data_ptr(), weight._version, dtype, binding.embed)
+        if version != self._table_version:
+            every = torch.arange(self.vocab_size, device=token.device)
+            self._table = nn.functional.linear(binding.embed(every).to(dtype), weight)
+            self._table_version = version
+        return self._table[token]
+
+
+HEADS: dict[str, type[Head]] = {"plain": PlainHead, "domino": DominoHead}

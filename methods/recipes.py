@@ -31,6 +31,9 @@ RECIPES: dict[str, Recipe] = {
     for entry in (
         Recipe("ar", fusion=None, backbone=None, head=None, relay=None, objective=None),
         Recipe("dflash", fusion="shared_fc", backbone="dflash", head="plain", relay="none", objective="decay"),
+        Recipe("dflow", fusion="shared_fc", backbone="dflash", head="plain", relay="verifier", objective="decay"),
+        Recipe("domino", fusion="shared_fc", backbone="dflash", head="domino", relay="none", objective="decay"),
+        Recipe("dflow_domino", "shared_fc", "dflash", head="domino", relay="verifier", objective="decay"),
     )
 }
 

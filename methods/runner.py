@@ -16,14 +16,15 @@ from torch import Tensor
 from methods.backbone import Angles, Attend, ContextWeights
 from methods.contract import Proposal, Sampling, Verdict
 from methods.drafter import BlockDrafter
-from methods.relays import RelayState, relay_state
+from methods.relays import RelayState, Verified
 from methods.visibility import cache_mask
 
 
 class BlockDraftRunner:
     """Implements `contract.Drafter` for any `BlockDrafter`.
 
-    rows: how many sequences at once.  capacity: context positions a row can hold (prompt plus response).
+    rows: how many sequences at once.  capacity: context positions a row can hold (prompt plus response).  relay False
+    leaves every mask plain, whatever the drafter has learned.
 
     The `rows` arguments are int64 [B], without repetition; they and `Verdict.accepted` may stay on the CPU, and
     then the only wait for a GPU is the one that reads whether the draft logits were finite.
@@ -31,7 +32,7 @@ class BlockDraftRunner:
     for a sequence longer than the capacity; `DraftError` for a draft that no decoder should verify.
     """
 
-    def __init__(self, drafter: BlockDrafter, rows: int, capacity: int) -> None:
+    def __init__(self, drafter: BlockDrafter, rows: int, capacity: int, *, relay: bool = True) -> None:
         config, weight = drafter.config, drafter.backbone.norm.weight
         if capacity > config.max_position_embeddings:
             raise ValueError(
@@ -51,7 +52,8 @@ class BlockDraftRunner:
         self.anchors = torch.zeros(rows, dtype=torch.int64, device=self.device)
         self._weights: ContextWeights | None = None
         self._weights_version: tuple = ()
-        self._relay = self._empty_relay(rows) if drafter.relay.uses_states else None
+        self._relay = self._empty_relay(rows) if drafter.relay.uses_states and relay else None
+        self._hidden: Tensor | None = None  # of the blocks last drafted, for a relay that asks for it
 
     # -- the contract ---------------------------------------------------------------------------------------
 
@@ -73,6 +75,10 @@ class BlockDraftRunner:
         """See `contract.Drafter.propose`."""
         host = rows.tolist()
         hidden, anchors = self._denoise(host)
+        if self._relay is not None and self.drafter.relay.uses_hidden:
+            if self._hidden is None:
+                self._hidden = hidden.new_zeros(len(self.lengths), *hidden.shape[1:])
+            self._hidden[self._select(host)] = hidden
 
         def name(b: int) -> str:
             return f"row {host[b]} in round {self.rounds[host[b]]} (anchor at position {self.lengths[host[b]]})"
@@ -95,14 +101,14 @@ class BlockDraftRunner:
                 raise ValueError(f"row {row} accepted {count} proposals; a round has 0 to {self.num_proposals}")
             self._check_room(row, self.lengths[row] + count + 1)
         where = self._select(host)
-        features = self.drafter.context(verdict.taps.to(self.device))  # [B, K+1, H]
-        self._append(host, where, features)
+        projected = self.drafter.fusion.project(verdict.taps.to(self.device))  # [B, K+1, H]
+        self._append(host, where, self.drafter.fusion.hidden_norm(projected))
         next_token = verdict.next_token.to(self.device)
         self.anchors[where] = next_token
         if self._relay is not None:
-            state = relay_state(
-                self.layout, features, verdict.accepted.to(self.device), next_token, verdict.proposals.to(self.device)
-            )
+            hidden = None if self._hidden is None else self._hidden[where]
+            counts, proposals = verdict.accepted.to(self.device), verdict.proposals.to(self.device)
+            state = self.drafter.relay_state(Verified(projected, hidden, counts, next_token, proposals))
             for kept, new in zip(vars(self._relay).values(), vars(state).values(), strict=True):
                 kept[where] = new
         for row, count in zip(host, accepted, strict=True):

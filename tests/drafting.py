@@ -5,20 +5,36 @@ Tests of the contract run over `METHODS`, every recipe that drafts: a new one ne
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from methods.config import DrafterConfig
-from methods.contract import TargetBinding, Verdict
+from methods.config import DominoOptions, DrafterConfig, RelayOptions
+from methods.contract import Proposal, Sampling, TargetBinding, Verdict
 from methods.drafter import BlockDrafter
 from methods.recipes import RECIPES
-from methods.relays import RelayState, relay_state
+from methods.relays import RelayState, Verified
 from methods.runner import BlockDraftRunner
 
 VOCAB, HIDDEN, MASK = 37, 24, 36
+HEAD = DominoOptions(gru_size=10, rank=8, pure_prefix=1)
+RELAY = RelayOptions(
+    first_rejected=True,
+    last_row=True,
+    anchor_slot=False,
+    mlp_width=20,
+    gate="plain",
+    norm="layer",
+    normalise_boundary=False,
+    detach="state",
+    states="verifier",
+    shuffle=False,
+    boundary=True,
+)
+NEXT = dict(alignment="next", block_size=6, num_proposals=5)
 METHODS = sorted(name for name, entry in RECIPES.items() if entry.drafts)
 
 
@@ -43,6 +59,8 @@ def config(method: str = "dflash", **changes: Any) -> DrafterConfig:
         backbone=chosen.backbone,
         head=chosen.head,
         relay=chosen.relay,
+        head_options=HEAD if chosen.head == "domino" else None,
+        relay_options=RELAY if chosen.relay == "verifier" else None,
         block_size=6,
         alignment="same",
         num_proposals=5,
@@ -85,6 +103,11 @@ def drafter(
             else:
                 parameter.normal_(std=0.2)
     return built
+
+
+def relayed(method: str = "dflow", *, changes: dict[str, Any] | None = None, **options: Any) -> BlockDrafter:
+    """A random drafter whose relay matters, with other relay options than usual; changes: of its config."""
+    return drafter(config(method, relay_options=replace(RELAY, **options), **(changes or {})))
 
 
 def sequence(length: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
@@ -133,7 +156,8 @@ def relay_after(built: BlockDrafter, seen: Verdict) -> RelayState | None:
     """What the verification of N rows leaves for their next blocks, as training has it: leading axes [1, N]."""
     if not built.relay.uses_states:
         return None
-    left = relay_state(built.layout, built.context(seen.taps), seen.accepted, seen.next_token, seen.proposals)
+    projected = built.fusion.project(seen.taps)
+    left = built.relay_state(Verified(projected, None, seen.accepted, seen.next_token, seen.proposals))
     return RelayState(*(value[None] for value in vars(left).values()))
 
 
@@ -143,3 +167,53 @@ def verdict(accepted: list[int], next_token: list[int], taps: Tensor, proposals:
     if proposals is None:
         proposals = torch.zeros(batch, width - 1, dtype=torch.int64)
     return Verdict(torch.tensor(accepted), torch.tensor(next_token), proposals, taps)
+
+
+@dataclass(frozen=True)
+class Observed:
+    """One verified round of one row: its anchor's position, its verdict, the block's hidden states [block, H] where the
+    relay asks for them, and what it left for the next block (None: the runner keeps no relay)."""
+
+    anchor: int
+    accepted: int
+    proposals: Tensor  # [K]
+    hidden: Tensor | None
+    relay: RelayState | None
+
+
+class Scripted(BlockDraftRunner):
+    """A runner whose drafts are made right or wrong: in round r of a row the first ``right(row, r)`` proposals are the
+    text's own, the next one is not, and behind it stands whatever the drafter has proposed.
+
+    texts: by row, prompt included.  seen: the rounds of each row that were shown to it.
+    """
+
+    def __init__(
+        self,
+        built: BlockDrafter,
+        rows: int,
+        capacity: int,
+        texts: Sequence[Sequence[int]],
+        right: Callable[[int, int], int],
+    ) -> None:
+        super().__init__(built, rows, capacity)
+        self.texts, self.right = texts, right
+        self.seen: list[list[Observed]] = [[] for _ in range(rows)]
+
+    def propose(self, rows: Tensor, sampling: Sampling | None = None) -> Proposal:
+        tokens = super().propose(rows, sampling).tokens.clone()
+        for b, row in enumerate(rows.tolist()):
+            true = torch.tensor(self.texts[row][self.lengths[row] + 1 :][: self.num_proposals])
+            count = min(self.right(row, self.rounds[row]), len(true))
+            tokens[b, :count] = true[:count]
+            if count < len(true) and tokens[b, count] == true[count]:
+                tokens[b, count] = (true[count] + 1) % (VOCAB - 1)
+        return Proposal(tokens)
+
+    def observe(self, rows: Tensor, verdict: Verdict) -> None:
+        anchors = [self.lengths[row] for row in rows.tolist()]
+        super().observe(rows, verdict)
+        for b, row in enumerate(rows.tolist()):
+            relay = self._relay and RelayState(*(value[row].clone() for value in vars(self._relay).values()))
+            hidden = None if self._hidden is None else self._hidden[row].clone()
+            self.seen[row].append(Observed(anchors[b], int(verdict.accepted[b]), verdict.proposals[b], hidden, relay))

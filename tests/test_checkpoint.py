@@ -86,8 +86,8 @@ def test_a_missing_key_is_named(folder, key):
 
 @pytest.mark.parametrize("key", KEYS)
 def test_a_key_of_the_wrong_type_is_named(folder, key):
-    rewrite(folder, lambda values: values.update({key: {"a": 1}}))
-    refused(folder, rf"{key} is \{{'a': 1\}}")
+    rewrite(folder, lambda values: values.update({key: [1, "a"]}))
+    refused(folder, rf"{key} is \[1, 'a'\]")
 
 
 def test_an_unknown_key_is_named(folder):

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from harness.gauge import gauge, knowledge, main, rates, tally
+from harness.gauge import POSITION_COUNTS, POSITION_RATES, by_position, gauge, knowledge, main, rates, tally
 
 
 def record(**changes):
@@ -83,6 +83,58 @@ def test_knowledge_adds_counts_and_never_averages_averages():
     both = knowledge([record(), other])
     assert both["tau"] == pytest.approx((3 + 1) / 3)
     assert both == rates(tally(record()) + tally(other)) | {"oracle_gain": both["oracle_gain"]}
+
+
+def counted(rows):
+    """Counts by position, zeros left out."""
+    return [{name: row[name] for name in POSITION_COUNTS if row[name]} for row in rows]
+
+
+def test_counts_by_position_of_a_hand_made_record():
+    # Round 1 is bare; its first proposal is right, so masks 1 and 2 decide.  In round 2 masks 1 and 2 are relayed and
+    # the first decides, wrongly, though the rejected row knew; 14 and 15 are right but come too late.
+    rows = by_position([record()])
+    assert [row["position"] for row in rows] == [1, 2, 3]
+    assert counted(rows) == [
+        {"rounds": 2, "accepted": 1, "bare": 1, "bare_draft_right": 1, "bare_tried": 1, "bare_accepted": 1}
+        | {"relayed": 1, "relayed_tried": 1, "stale_right": 1, "rescued": 1},
+        {"rounds": 2, "bare": 1, "bare_tried": 1, "relayed": 1, "relayed_draft_right": 1},
+        {"rounds": 2, "bare": 2, "bare_draft_right": 1},
+    ]
+    assert rows[0]["accepted_prefix"] == 0.5 and rows[0]["rescue_share"] == 1.0
+    assert rows[0]["relayed_acceptance"] == 0.0 and rows[0]["bare_acceptance"] == 1.0
+    assert rows[1]["relayed_draft_right_share"] == 1.0 and rows[2]["bare_draft_right_share"] == 0.5
+    assert math.isnan(rows[1]["relayed_acceptance"]) and math.isnan(rows[2]["stale_right_share"])
+
+
+def test_masks_after_full_acceptance_are_bare_and_those_past_the_end_are_nowhere():
+    trace = {"proposals": [[11, 12, 13], [15, 16, 17]], "argmax": [[11, 12, 13, 14], [15, 16, 17, 18]]}
+    ended = {"output_ids": [10, 11, 12, 13, 14, 15, 16], "accepted": [3, 3], "committed": [4, 2], "trace": trace}
+    rows = by_position([record(**ended)])  # a stop cut the last round to two of its four tokens
+    assert [row["rounds"] for row in rows] == [2, 2, 1] == [row["accepted"] for row in rows]
+    assert [row["bare"] for row in rows] == [2, 2, 1] and not any(row["relayed"] for row in rows)
+
+
+def test_positions_sum_to_the_gauges_over_all_masks_and_shares_to_their_counts():
+    trace = {"proposals": [[99, 12, 13], [12, 13, 99]], "argmax": [[11, 12, 77, 14], [12, 13, 14, 1]]}
+    other = record(output_ids=[10, 11, 12, 13, 14], accepted=[0, 2], committed=[1, 3], trace=trace)
+    rows, whole = by_position([record(), other]), tally(record()) + tally(other)
+    for name in ("relayed", "stale_right", "rescued"):
+        assert sum(row[name] for row in rows) == whole[name]
+    assert sum(row["relayed_draft_right"] for row in rows) == whole["draft_right"]
+    for row in rows:
+        assert row["relayed"] + row["bare"] == row["rounds"]
+        assert row["relayed_accepted"] + row["bare_accepted"] == row["accepted"]
+        for name, above, below in POSITION_RATES:
+            assert row[name] == row[above] / row[below] if row[below] else math.isnan(row[name])
+    for before, row in zip(rows, rows[1:], strict=False):  # whoever tries m has accepted m - 1
+        assert row["relayed_tried"] + row["bare_tried"] <= before["accepted"]
+
+
+def test_nothing_drafted_has_no_positions_and_a_missing_trace_is_refused():
+    assert by_position([]) == by_position([record(trace={"proposals": [[], []], "argmax": [[11], [12]]})]) == []
+    with pytest.raises(ValueError, match="'p'.*decode.trace"):
+        by_position([record(trace=None)])
 
 
 def test_gauge_gives_each_suite_and_an_overall_row():

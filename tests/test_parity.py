@@ -14,7 +14,7 @@ from harness.parity import Comparison, compare, decode, main, report, suite_pari
 from methods.config import DrafterConfig
 from methods.drafter import BlockDrafter
 from methods.runner import BlockDraftRunner
-from tests.drafting import METHODS
+from tests.drafting import HEAD, METHODS, RELAY
 from tests.tiny import tiny_target
 
 
@@ -30,12 +30,17 @@ def arm_of(target, method="dflash"):
         thinking=None,
         mask_token_id=260,
         rope_theta=target.rope_theta,
+        head_options=HEAD,
+        relay_options=RELAY,
         block_size=6,
         num_layers=1,
         taps=(0, 2),
     )
     torch.manual_seed(0)
     drafter = BlockDrafter(config, target.binding).to(target.dtype).eval()
+    for parameter in drafter.parameters():
+        if not parameter.any():  # a relay starts as nothing at all
+            torch.nn.init.normal_(parameter, std=0.2)
     return lambda rows, capacity: BlockDraftRunner(drafter, rows, capacity)
 
 

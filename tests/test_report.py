@@ -26,16 +26,20 @@ STEPS = {
 SCORES = {"a": (1.0, "right"), "b": (None, None)}
 
 
-def record(method, suite, prompt, seed, temperature=0.0):
-    """Every other verify row behind a rejected token still names the token that is committed there."""
-    accepted = list(STEPS[method][(prompt + seed) % 3 if method == "dflow" else prompt])
+def record(method, suite, prompt, seed, temperature=0.0, like=None):
+    """Every other verify row behind a rejected token still names the token that is committed there.
+
+    like: the method of STEPS whose steps these are (default: `method` itself).
+    """
+    like = like or method
+    accepted = list(STEPS[like][(prompt + seed) % 3 if like == "dflow" else prompt])
     committed = [a + 1 for a in accepted]
     committed[-1] -= sum(committed) - 6
     output = [10 + prompt, 1, 2, 3, 4, 5, 6]
     score, verdict = SCORES[suite]
     if prompt == 2 and score is not None:
         score, verdict = 0.0, "no_answer"
-    trace, at = None if method == "ar" else {"proposals": [], "argmax": []}, 1
+    trace, at = None if like == "ar" else {"proposals": [], "argmax": []}, 1
     for a in accepted if trace else ():
         true = [*output[at:], *[77] * 10]
         trace["proposals"].append([true[k] if k < a else 99 for k in range(4)])
@@ -168,6 +172,29 @@ def test_outputs_and_verdicts_unlike_plain_decoding_are_counted(inputs):
 def test_the_wide_table_has_the_papers_columns(cells):
     lines = table_csv(cells).splitlines()
     assert lines[0] == "temperature,target,method,a,b,avg" and lines[1] == "0,tiny,ar,1.000,1.000,1.000"
+
+
+def test_every_method_has_its_gain_over_the_baseline_and_what_its_verifier_knew(inputs):
+    more = {"domino": "dflash", "dflow_domino": "dflow", "dflash_rounds": "dflow"}  # steps like those of
+    records = {**inputs.records}
+    for name, like in more.items():
+        for suite in "ab":
+            rows = [record(name, suite, p, s, like=like) for s in (0, 1) for p in range(3)]
+            records[Key("tiny", name, 0.0, suite)] = rows
+    names = (*STEPS, *more)
+    done = {("tiny", "dflash_rounds"): [{"plateau": False}]}
+    found = read(build_cells(replace(inputs, methods=names, records=records, done=done), SETTINGS))
+    parts = {part.split("\n")[0]: part for part in table_md(found, {}).split("\n## ")}
+
+    def named(title):
+        return [line.split(" | ")[2] for line in parts[title].splitlines() if line.startswith("| 0 ")]
+
+    assert named("Gain over dflash") == [name for name in names if name not in ("ar", "dflash")]
+    none = "0.0 % [0.0, 0.0]"  # the same steps as the baseline's
+    assert f"| domino | {none} | {none} | {none} | 2 | 0.0 %, 0.0 % |" in parts["Gain over dflash"]
+    assert named("What the verifier knew") == [name for name in names[1:] for _ in "ab"]
+    assert [line.split(",")[2] for line in table_csv(found).splitlines()[1:]] == list(names)
+    assert "* tiny dflash_rounds: **under-trained: 1 of 1 drafters" in table_md(found, {})
 
 
 def test_reported_averages_stand_beside_ours_only_over_the_same_suites(inputs):

@@ -147,14 +147,15 @@ def test_records_name_the_accept_rule_the_proposals_and_the_stops(tmp_path, monk
 
 
 def test_the_file_of_records_has_its_origin_beside_it(tmp_path, monkeypatch):
-    target, settings, out = target_of(), tmp_path / "config.yaml", tmp_path / "out" / "records.jsonl"
+    target, settings, out = target_of(), tmp_path / "config.yaml", tmp_path / "out"
+    records = out / "pocket_word-T0-seed0.jsonl"
     settings.write_text(dump(config_of(tmp_path)))
     monkeypatch.setattr(Target, "load", lambda *_: target)
-    words = ["--config", str(settings), "--target", "pocket", "--method", "ar", "--suite", "pocket_word"]
+    words = ["--config", str(settings), "--target", "pocket", "--method", "ar", "--suites", "pocket_word"]
     stage.main([*words, "--temperature", "0", "--out", str(out)])
-    made_by = json.loads(origin_path(out).read_text())
+    made_by = json.loads(origin_path(records).read_text())
     assert (made_by["target_fingerprint"], made_by["dtype"]) == (target.fingerprint, "float32")
-    assert len(read_records(out)) == 3
+    assert len(read_records(records)) == 3
     with pytest.raises(SystemExit) as ended:
         stage.main([*words, "--temperature", "0", "--out", str(out), "--drafter", str(tmp_path / "none")])
     assert ended.value.code == 2

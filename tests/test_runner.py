@@ -6,11 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from methods import recipes, relays
 from methods.contract import Sampling
 from methods.heads import DraftError
-from methods.recipes import Recipe
-from methods.relays import Relay
+from methods.relays import RelayState, Verified
 from methods.runner import BlockDraftRunner
 from tests.drafting import (
     METHODS,
@@ -237,22 +235,9 @@ def test_a_runner_follows_weights_that_were_trained_on(method):
     assert_drafts_as_trained(built, runner.draft_logits(ROW)[0], taps, tokens, 9)
 
 
-class Marker(Relay):
-    """A relay for tests: adds the state of each live slot to its mask, and the boundary tokens' embeddings."""
-
-    def block_inputs(self, mask, batch, state, embed):
-        plain = mask.expand(*batch, self.block_size, -1)
-        if state is None:
-            return plain
-        boundary = (embed(state.correction) - embed(state.rejected))[..., None, :]
-        return plain + torch.where(state.live[..., None], state.states + boundary, torch.zeros_like(plain))
-
-
 @pytest.mark.parametrize("changes", [{}, {**NEXT, "num_proposals": 5}], ids=["same", "next"])
-def test_a_relay_gets_in_decoding_what_it_gets_in_training_and_a_reused_row_gets_none(monkeypatch, changes):
-    monkeypatch.setitem(relays.RELAYS, "marker", Marker)
-    monkeypatch.setitem(recipes.RECIPES, "marked", Recipe("marked", "shared_fc", "dflash", "plain", "marker", "decay"))
-    built = drafter(config(recipe="marked", relay="marker", **changes))
+def test_a_relay_gets_in_decoding_what_it_gets_in_training_and_a_reused_row_gets_none(changes):
+    built = drafter(config("dflow", **changes))
     taps, tokens = sequence(40)
     runner = BlockDraftRunner(built, 2, 64)
     rows, accepted, anchors = torch.tensor([0, 1]), torch.tensor([2, 5]), torch.tensor([9, 4])
@@ -263,9 +248,9 @@ def test_a_relay_gets_in_decoding_what_it_gets_in_training_and_a_reused_row_gets
     following = tokens[anchors + accepted + 1]
     runner.observe(rows, replace(verdict([2, 5], following.tolist(), verify), proposals=proposals))
 
-    state = relays.relay_state(built.layout, built.context(verify), accepted, following, proposals)
+    state = built.relay_state(Verified(built.fusion.project(verify), None, accepted, following, proposals))
     assert state.live.sum(1).tolist() == [3 if built.layout.alignment == "same" else 2, 0]
-    both = [relays.RelayState(*(value[b][None, None] for value in vars(state).values())) for b in range(2)]
+    both = [RelayState(*(value[b][None, None] for value in vars(state).values())) for b in range(2)]
     for b, anchor in enumerate((anchors + accepted + 1).tolist()):
         hidden = built.forward_blocks(
             built.context(taps)[None],

@@ -134,7 +134,7 @@ def test_a_flat_curve_ends_a_run_only_where_asked(target, tmp_path):
 
 def test_a_loss_that_is_not_finite_stops_without_touching_the_saved_state(target, tmp_path):
     cfg = config(tmp_path)
-    run = trainer(target, cfg, tmp_path, between=StopAt(14))
+    run = trainer(target, cfg, tmp_path, between=StopAt(16))
     with pytest.raises(Stopped):
         run.run()
     before = (tmp_path / "state.pt").read_bytes()
@@ -150,7 +150,7 @@ def test_a_loss_that_is_not_finite_stops_without_touching_the_saved_state(target
 
 def test_an_infinite_loss_is_not_saved_though_its_gradient_is_finite(target, tmp_path):
     run = trainer(target, config(tmp_path), tmp_path)
-    run.tally = replace(run.tally, weighted=torch.tensor(math.inf))
+    run.tallies = [replace(run.tallies[0], weighted=torch.tensor(math.inf))]
     with pytest.raises(FloatingPointError, match="the loss became inf.*learning_rate"):
         run._save()
     assert not (tmp_path / "state.pt").exists()

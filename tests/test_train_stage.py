@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from harness.config import ConfigError
 from harness.data import Task, suite_prompts
 from harness.gauge import main as gauge_main
-from harness.settings import DrafterSettings
+from harness.sections import DrafterSettings
 from harness.target import Target, TargetError
 from harness.train import __main__ as stage
 from harness.train.build import build_drafter, draft_vocab, mask_token, refuse_mask_in_text

@@ -1,5 +1,7 @@
 """The walk is the decoder, step for step; where it is not, somebody hears of it."""
 
+from dataclasses import replace
+
 import pytest
 from tiny import tiny_target
 from training import config, trainer
@@ -80,7 +82,7 @@ def test_a_near_tie_is_listed_with_its_gap_and_not_raised(scene, monkeypatch):
     step = next(i for i, c in enumerate(walks[0].committed) if c > 1)
     committed = [*walks[0].committed]
     committed[step] -= 1
-    bent = [Walk(walks[0].accepted, tuple(committed)), *walks[1:]]
+    bent = [replace(walks[0], committed=tuple(committed)), *walks[1:]]
     with pytest.raises(WalkMismatch, match=f"step {step}"):
         check(target, drafter, lines, bent, max_new_tokens=BUDGET)
     monkeypatch.setattr("harness.train.walk._draft_gap", lambda *args: 1e-6)

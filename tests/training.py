@@ -8,18 +8,17 @@ from typing import Any
 
 from harness.config import Config
 from harness.target import Target
-from harness.train.build import build_drafter
+from harness.train.build import build_drafter, build_rounds
 from harness.train.corpus import Corpus, Trajectory, split
 from harness.train.features import FeatureStore
 from harness.train.loop import Stores, Trainer
-from harness.train.rounds import MaskRounds
 from methods.objectives import objective
 from methods.recipes import RECIPES
 from tests.drafting import METHODS
 
 
-def config(work: Path, **train: Any) -> Config:
-    """A configuration for the tiny target; keyword arguments go into the ``train`` section."""
+def config(work: Path, drafter: dict[str, Any] | None = None, **train: Any) -> Config:
+    """A configuration for the tiny target; keyword arguments go into the ``train`` section, `drafter` into its own."""
     settings = {
         "steps": 12,
         "batch_sequences": 3,
@@ -41,7 +40,13 @@ def config(work: Path, **train: Any) -> Config:
             "targets": {"tiny": {"source": "nowhere"}},
             "suites": {"pocket_word": {"source": "pocket", "prompts": 1, "max_new_tokens": 8}},
             "methods": METHODS,
-            "drafter": {"block_size": 6, "num_layers": 1, "taps": [0, 2]},
+            "drafter": {
+                "block_size": 6,
+                "num_layers": 1,
+                "taps": [0, 2],
+                "head": {"gru_size": 12, "rank": 6},
+            }
+            | (drafter or {}),
             "trajectories": {"source": "pocket", "prompts": 6, "max_new_tokens": 12, "batch_size": 4},
             "train": settings | train,
         }
@@ -81,7 +86,7 @@ def trainer(
     stores = Stores(
         *(FeatureStore(target, drafter.config.taps, part, budget) for part in (data.train, data.heldout, data.greedy))
     )
-    rounds = MaskRounds(seed, cfg.train.anchors)
+    rounds = build_rounds(cfg.train, drafter, target, seed)
     return Trainer(
         drafter,
         objective(RECIPES[method].objective, cfg.train.gamma),

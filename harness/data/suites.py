@@ -17,7 +17,7 @@ from harness.data import gsm8k, humaneval
 from harness.data.files import DataError
 from harness.data.tasks import Task
 from harness.pocket import world
-from harness.settings import TRAINING_SOURCES
+from harness.sections import TRAINING_SOURCES
 
 DataDir = str | os.PathLike | None
 

@@ -112,7 +112,7 @@ def _intervals(inputs: Inputs, keys: Sequence[Key], settings: Settings) -> dict[
     def parts(above: Callable, below: Callable, of: Sequence[Key] = keys) -> list[bootstrap.Sums]:
         return [bootstrap.sums(key.suite, inputs.records[key], above, below) for key in of]
 
-    taus = parts(_committed, _steps)
+    taus = [tau_sums(inputs, key) for key in keys]
     found = {
         "tau": bootstrap.mean_interval(taus, settings.resamples, settings.confidence),
         "tau_unclipped": bootstrap.mean_interval(parts(_unclipped, _stepped), settings.resamples, settings.confidence),
@@ -124,7 +124,7 @@ def _intervals(inputs: Inputs, keys: Sequence[Key], settings: Settings) -> dict[
         )
     base = [Key(key.target, BASELINE, key.temperature, key.suite) for key in keys]
     if keys[0].method not in (PLAIN, BASELINE) and all(key in inputs.records for key in base):
-        theirs = parts(_committed, _steps, base)
+        theirs = [tau_sums(inputs, key) for key in base]
         if set.intersection(*(set(part.seeds) for part in (*taus, *theirs))):
             found["gain"] = bootstrap.gain_interval(taus, theirs, settings.resamples, settings.confidence)
     columns: dict[str, Any] = {}
@@ -133,6 +133,11 @@ def _intervals(inputs: Inputs, keys: Sequence[Key], settings: Settings) -> dict[
         columns |= {name: inside.value, f"{name}_low": inside.low, f"{name}_high": inside.high}
         columns[f"{name}_by_seed"] = inside.by_seed
     return columns
+
+
+def tau_sums(inputs: Inputs, key: Key) -> bootstrap.Sums:
+    """Committed tokens over verify steps of one cell, by seed and prompt."""
+    return bootstrap.sums(key.suite, inputs.records[key], _committed, _steps)
 
 
 def _committed(record: Mapping[str, Any]) -> float:

@@ -1,4 +1,5 @@
-"""The columns of `cells.csv`, and its text: written by cells.py, read by tables and figures.
+"""The columns of `cells.csv`, `comparisons.csv` and `positions.csv`, and their text: written by one stage, read
+by tables and figures.
 
 Knows names and format. Does not know how a value comes about, nor where it is shown.
 """
@@ -12,10 +13,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from harness.gauge import POSITION_COUNTS, POSITION_RATES
 from harness.report.inputs import ReportError
 
 #: A row as read: text by column, empty where there is no value.
 Cell = dict[str, str]
+#: The suite of rows of positions.csv that stand for all suites together.
+EVERY_SUITE = "all"
 #: What the verifier knew; see `harness/gauge.py`.
 KNOWN = (
     "full_acceptance",
@@ -42,13 +46,31 @@ COLUMNS = (
     *("histogram", "flags", "provenance"),
 )
 
+#: A row per target, temperature, comparison and suite, and one for the average over suites.
+COMPARED = (
+    *("target", "temperature", "first", "second", "suite", "seeds"),
+    *("gain", "gain_low", "gain_high", "gain_by_seed", "rescue_1_4", "tau_first", "tau_second"),
+    *("train_minutes_first", "train_minutes_second", "flags"),
+)
+#: A row per target, entrant, temperature, suite and mask position; see `harness/gauge.py`.
+POSITIONS = (
+    *("target", "entrant", "temperature", "suite", "seeds", "position"),
+    *POSITION_COUNTS,
+    *(name for name, _, _ in POSITION_RATES),
+)
+
 
 def cells_text(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The rows as CSV; empty where a value does not exist."""
+    """The rows of cells.csv as CSV; empty where a value does not exist."""
+    return table_text(COLUMNS, rows)
+
+
+def table_text(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows as CSV; empty where a value does not exist."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    writer.writerows([_text(row.get(name)) for name in COLUMNS] for row in rows)
+    writer.writerow(columns)
+    writer.writerows([_text(row.get(name)) for name in columns] for row in rows)
     return out.getvalue()
 
 
@@ -62,16 +84,24 @@ def _text(value: Any) -> str:
 
 def read_cells(path: Path) -> list[Cell]:
     """Rows of cells.csv. Raises ReportError if it is missing, empty, or another table."""
-    if not path.is_file():
-        raise ReportError(f"{path} is missing; make it with python -m harness.report.cells")
-    with path.open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = read_table(path, COLUMNS, "harness.report.cells")
     if not rows:
         raise ReportError(f"{path} has no rows; decode something first")
-    missing = [name for name in COLUMNS if rows[0].get(name) is None]
+    return rows
+
+
+def read_table(path: Path, columns: Sequence[str], stage: str) -> list[Cell]:
+    """Rows of a table that `stage` makes. Raises ReportError if it is missing or another table."""
+    if not path.is_file():
+        raise ReportError(f"{path} is missing; make it with python -m {stage}")
+    with path.open(encoding="utf-8", newline="") as file:
+        reader = csv.DictReader(file)
+        rows = list(reader)
+    first = rows[0] if rows else dict.fromkeys(reader.fieldnames or (), "")
+    missing = [name for name in columns if first.get(name) is None]
     if missing:
         raise ReportError(
             f"{path} has no column {', '.join(missing[:3])}: it is another table or an older one; make it again with "
-            "python -m harness.report.cells"
+            f"python -m {stage}"
         )
     return rows

@@ -20,6 +20,7 @@ from typing import Any
 from harness.config import Config, project_path, temperature_label
 from harness.provenance import origin_path
 from harness.report.checks import IDENTITY, ReportError, check_records, check_same_prompts, check_timing
+from methods.recipes import recipe
 
 REPORTED = Path("results") / "reported"
 AVERAGE = "avg"
@@ -43,9 +44,11 @@ class Key:
 class Inputs:
     """All that a report is made from, in the order of the configuration.
 
+    methods: the entrants that the report is about, recipes and variants alike; records and marks may hold others.
     records: by cell, all seeds together. digests: by cell, a short hash of its record files. origins: by cell,
     what `harness.provenance.origin` wrote beside those files, for those that have one.
-    timing: rows of every target. done: final marks of drafters, by (target, method), a list over seeds.
+    timing: rows of every target. done: final marks of the drafters that decoded, by (target, method), a list over
+    seeds; those of an entrant that borrows its weights are the lender's.
     reported: (target in lower case, method, temperature, suite) -> (value, source).
     """
 
@@ -61,19 +64,22 @@ class Inputs:
     origins: Mapping[Key, list[dict[str, Any]]] = field(default_factory=dict)
 
 
-def read_inputs(config: Config, allow_missing: bool = False) -> Inputs:
-    """All that the configuration asks for.
+def read_inputs(
+    config: Config, allow_missing: bool = False, entrants: Sequence[str] | None = None, timing: bool = True
+) -> Inputs:
+    """All that the configuration asks for, of `entrants` (default: its methods); `timing` False leaves speed out.
 
     Raises ReportError for missing record files unless `allow_missing`, and for files that are not whole (see
     `harness.report.checks`) in any case.
     """
     base = project_path(config.output_dir)
-    files = _record_files(base, config, allow_missing)
+    names = tuple(config.methods if entrants is None else entrants)
+    files = _record_files(base, config, names, allow_missing)
     records = {key: [row for path in paths for row in paths[path]] for key, paths in files.items()}
-    timing = [base / "timing" / f"{target}.jsonl" for target in config.targets]
+    timed = [base / "timing" / f"{target}.jsonl" for target in config.targets] if timing else []
     return Inputs(
         targets=tuple(config.targets),
-        methods=tuple(config.methods),
+        methods=names,
         temperatures=tuple(float(t) for t in config.temperatures),
         suites=tuple(config.suites),
         records=records,
@@ -83,19 +89,21 @@ def read_inputs(config: Config, allow_missing: bool = False) -> Inputs:
             for key, paths in files.items()
         },
         # a table without speed is still a table: timing wants the machine for itself and may come later
-        timing=[row for path in _existing(timing, "harness.timing", True) for row in _timing_rows(path)],
-        done=read_done(base, config),
+        timing=[row for path in _existing(timed, "harness.timing", True) for row in _timing_rows(path)],
+        done=read_done(base, config, names),
         reported=read_reported(project_path(REPORTED)),
     )
 
 
-def _record_files(base: Path, config: Config, allow_missing: bool) -> dict[Key, dict[Path, list[dict[str, Any]]]]:
+def _record_files(
+    base: Path, config: Config, entrants: Sequence[str], allow_missing: bool
+) -> dict[Key, dict[Path, list[dict[str, Any]]]]:
     """Checked rows by cell and file, a file per seed."""
     found: dict[Key, dict[Path, list[dict[str, Any]]]] = {}
     for target in config.targets:
         for suite, settings in config.suites.items():
             asked: dict[Path, list[dict[str, Any]]] = {}
-            for method, temperature, seed in product(config.methods, config.temperatures, config.seeds):
+            for method, temperature, seed in product(entrants, config.temperatures, config.seeds):
                 path = record_path(base, target, method, suite, temperature, seed)
                 if not _existing([path], "harness.run_suite", allow_missing):
                     continue
@@ -105,6 +113,16 @@ def _record_files(base: Path, config: Config, allow_missing: bool) -> dict[Key, 
                 found.setdefault(Key(target, method, float(temperature), suite), {})[path] = rows
             check_same_prompts(asked)
     return found
+
+
+def drafts(config: Config, name: str) -> bool:
+    """Whether an entrant has a drafter at all."""
+    return recipe(config.entrant(name).recipe).drafts
+
+
+def trained(config: Config, name: str) -> bool:
+    """Whether an entrant has a drafter of its own, with a learning curve: borrowed weights have their lender's."""
+    return drafts(config, name) and config.entrant(name).weights == name
 
 
 def _timing_rows(path: Path) -> list[dict[str, Any]]:
@@ -123,15 +141,15 @@ def drafter_folder(base: Path, target: str, method: str, seed: int) -> Path:
     return base / "drafters" / target / f"{method}-seed{seed}"
 
 
-def read_done(base: Path, config: Config) -> dict[tuple[str, str], list[dict[str, Any]]]:
-    """Final marks of every drafter that has some."""
+def read_done(base: Path, config: Config, entrants: Sequence[str]) -> dict[tuple[str, str], list[dict[str, Any]]]:
+    """Final marks of the drafter behind every entrant, as far as there are some."""
     marks: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for target in config.targets:
-        for method in config.methods:
+        for name in entrants:
             for seed in config.seeds:
-                path = drafter_folder(base, target, method, seed) / "done.json"
+                path = drafter_folder(base, target, config.entrant(name).weights, seed) / "done.json"
                 if path.is_file():
-                    marks.setdefault((target, method), []).append(read_object(path, "harness.train"))
+                    marks.setdefault((target, name), []).append(read_object(path, "harness.train"))
     return marks
 
 
@@ -139,12 +157,19 @@ def read_reported(folder: Path) -> dict[tuple[str, str, float, str], tuple[float
     """Acceptance lengths that papers print, from every CSV of the folder."""
     found: dict[tuple[str, str, float, str], tuple[float, str]] = {}
     for path in sorted(folder.glob("*.csv")):
-        with path.open(encoding="utf-8", newline="") as file:
-            for row in csv.DictReader(file):
-                if row.get("metric") == "acceptance_length" and row["temperature"] and row["suite"]:
-                    key = (row["target"].lower(), row["method"], float(row["temperature"]), row["suite"])
-                    found.setdefault(key, (float(row["value"]), row["source"]))
+        for row in read_rows(path):
+            if row.get("metric") == "acceptance_length" and row["temperature"] and row["suite"]:
+                key = (row["target"].lower(), row["method"], float(row["temperature"]), row["suite"])
+                found.setdefault(key, (float(row["value"]), row["source"]))
     return found
+
+
+def read_rows(path: Path) -> list[dict[str, str]]:
+    """Rows of a CSV file of reported numbers, in its order; none if there is no such file."""
+    if not path.is_file():
+        return []
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:

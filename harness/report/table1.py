@@ -11,25 +11,32 @@ from __future__ import annotations
 import argparse
 import csv
 import io
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from harness.config import project_path
 from harness.report.columns import Cell, read_cells
-from harness.report.inputs import AVERAGE, PLAIN, REPORTED, ReportError, read_reported, write_text
+from harness.report.inputs import AVERAGE, BASELINE, PLAIN, REPORTED, ReportError, read_reported, write_text
+from harness.report.markdown import (
+    CONVENTION,
+    DEFINITION,
+    ELSEWHERE,
+    GAIN,
+    gains_of,
+    grid,
+    lines_of,
+    number,
+    one_seed,
+    section,
+    seeds_of,
+    suites_of,
+    table,
+    warnings,
+    with_interval,
+)
 
-DEFINITION = """\
-**Acceptance length** = tokens committed per verify step: the target's own token in, the token of the prefill
-out, counted after stops and the token budget, total tokens over total steps. In brackets the interval (95 %
-unless `report.confidence` says otherwise): prompts are resampled, and the spread between the drafters of
-several seeds enters by Student's t. `avg` is the plain mean over the suites shown. `ar` drafts nothing and is
-1 by definition."""
-ONE_SEED = """\
-**With one seed the interval is over prompts only.** It says nothing about what another training run would give,
-however narrow it is and whatever it excludes."""
-GAIN = """\
-Relative gain in acceptance length, paired by prompt and by seed: the same prompts are drawn for both methods. An
-interval that holds 0 does not tell a gain from none."""
+#: Behind the definition, where the baseline stands in the table.
+PLAIN_IS_ONE = " `ar` drafts nothing and is\n1 by definition."
 ACCURACY = """\
 Share of responses graded right; `avg` is the mean over those suites that are scored. Exact-match decoding must
 not change it: responses that differ from those of `ar` are counted in the notes."""
@@ -39,24 +46,25 @@ def table_csv(cells: Sequence[Cell]) -> str:
     """`temperature,target,method,<suites>,avg`: acceptance lengths, empty where a cell is missing."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    suites = [*_suites(cells), AVERAGE]
+    suites = [*suites_of(cells), AVERAGE]
     writer.writerow(["temperature", "target", "method", *suites])
-    for (temperature, target, method), row in _rows(cells):
-        values = [_number(row[s]["tau"], 3) if s in row else "" for s in suites]
+    for (temperature, target, method), row in lines_of(cells):
+        values = [number(row[s]["tau"], 3) if s in row else "" for s in suites]
         writer.writerow([temperature, target, method, *values])
     return out.getvalue()
 
 
 def table_md(cells: Sequence[Cell], reported: dict) -> str:
     """The same with intervals, gains, accuracy, speed, what the verifier knew, and the reported numbers."""
-    tau, gain, accuracy = _with_interval("tau", 2), _with_interval("gain", 1, True), _with_interval("accuracy", 1, True)
+    tau, gain, accuracy = with_interval("tau", 2), with_interval("gain", 1, True), with_interval("accuracy", 1, True)
     drafting = [cell for cell in cells if cell["method"] != PLAIN]
     gained = [cell for cell in drafting if cell["gain"]]
-    parts = ["# Table 1: acceptance length", DEFINITION, _one_seed(drafting)]
-    parts += [_grid(cells, tau, {"seeds": _seeds}), _warnings(cells)]
+    parts = ["# Table 1: acceptance length", DEFINITION + PLAIN_IS_ONE, one_seed(drafting)]
+    parts += [grid(cells, tau, {"seeds": seeds_of}), warnings(cells)]
+    behind = {"seeds": seeds_of, "avg by seed": gains_of}
     parts += [
-        _section("Gain over dflash", [GAIN, _one_seed(gained)], cells, gain, {"seeds": _seeds, "avg by seed": _gains}),
-        _section("Accuracy", [ACCURACY], cells, accuracy),
+        section(f"Gain over {BASELINE}", [GAIN, one_seed(gained)], cells, gain, behind),
+        section("Accuracy", [ACCURACY], cells, accuracy),
         _speed(cells),
         _known(cells),
         _reported(cells, reported),
@@ -65,92 +73,19 @@ def table_md(cells: Sequence[Cell], reported: dict) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _one_seed(cells: Iterable[Cell]) -> str:
-    return ONE_SEED if any(cell["seeds"] == "1" for cell in cells) else ""
-
-
-def _seeds(row: Mapping[str, Cell]) -> str:
-    """How many seeds are behind a line; `1 to 3` where suites differ."""
-    counts = sorted({int(cell["seeds"]) for cell in row.values()})
-    return f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else str(counts[0])
-
-
-def _gains(row: Mapping[str, Cell]) -> str:
-    return ", ".join(_number(gain, 1, True) for gain in row.get(AVERAGE, {}).get("gain_by_seed", "").split())
-
-
-def _suites(cells: Iterable[Cell]) -> list[str]:
-    return list(dict.fromkeys(cell["suite"] for cell in cells if cell["suite"] != AVERAGE))
-
-
-def _rows(cells: Iterable[Cell]) -> list[tuple[tuple[str, str, str], dict[str, Cell]]]:
-    rows: dict[tuple[str, str, str], dict[str, Cell]] = {}
-    for cell in cells:
-        key = (f"{float(cell['temperature']):g}", cell["target"], cell["method"])
-        rows.setdefault(key, {})[cell["suite"]] = cell
-    return list(rows.items())
-
-
-def _grid(
-    cells: Sequence[Cell],
-    show: Callable[[Cell], str],
-    extra: Mapping[str, Callable[[Mapping[str, Cell]], str]] | None = None,
-) -> str:
-    """One line per temperature, target and method, one column per suite; lines with nothing to show are left out.
-
-    extra: further columns, each a function of a line's cells by suite.
-    """
-    suites, extra = [*_suites(cells), AVERAGE], extra or {}
-    lines = []
-    for key, row in _rows(cells):
-        values = [show(row[suite]) if suite in row else "" for suite in suites]
-        if any(values):
-            lines.append([*key, *values, *(find(row) for find in extra.values())])
-    return _table(["T", "target", "method", *suites, *extra], lines) if lines else ""
-
-
-def _section(title: str, texts: Sequence[str], cells: Sequence[Cell], show: Callable[[Cell], str], extra=None) -> str:
-    grid = _grid(cells, show, extra)
-    return "\n\n".join([f"## {title}", *filter(None, texts), grid]) if grid else ""
-
-
-def _table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    rows = [list(head), ["---"] * len(head), *map(list, lines)]
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
-
-
-def _number(text: str, digits: int, percent: bool = False) -> str:
-    if not text:
-        return ""
-    return f"{100 * float(text):.{digits}f} %" if percent else f"{float(text):.{digits}f}"
-
-
-def _with_interval(name: str, digits: int, percent: bool = False) -> Callable[[Cell], str]:
-    """A value and its limits, `3.97 [3.80, 4.14]`."""
-
-    def show(cell: Cell) -> str:
-        value = _number(cell[name], digits, percent)
-        low, high = (_number(cell[name + end], digits) for end in ("_low", "_high"))
-        if percent:
-            low, high = (_number(cell[name + end], digits, True).removesuffix(" %") for end in ("_low", "_high"))
-        return f"{value} [{low}, {high}]" if value and low and high else value
-
-    return show
-
-
 def _speed(cells: Sequence[Cell]) -> str:
     """Speed over all timed suites together, with the parts of a round that explain it."""
     lines = []
-    for key, row in _rows(cells):
+    for key, row in lines_of(cells):
         cell = row.get(AVERAGE)
         if cell and cell["tokens_per_s"]:
             spread = (
-                f"{_number(cell['speedup'], 2)} [{_number(cell['speedup_low'], 2)}, {_number(cell['speedup_high'], 2)}]"
+                f"{number(cell['speedup'], 2)} [{number(cell['speedup_low'], 2)}, {number(cell['speedup_high'], 2)}]"
             )
-            parts = [_number(cell[name], 2) for name in ("t_ar_ms", "t_verify_ms", "t_draft_ms", "host_ms")]
-            predicted = _number(cell["speedup_predicted"], 2)
-            lines.append([*key, _number(cell["tokens_per_s"], 1), spread if cell["speedup"] else "", predicted, *parts])
-    untimed = sorted({key[0] for key, _ in _rows(cells)} - {line[0] for line in lines}, key=float)
+            parts = [number(cell[name], 2) for name in ("t_ar_ms", "t_verify_ms", "t_draft_ms", "host_ms")]
+            predicted = number(cell["speedup_predicted"], 2)
+            lines.append([*key, number(cell["tokens_per_s"], 1), spread if cell["speedup"] else "", predicted, *parts])
+    untimed = sorted({key[0] for key, _ in lines_of(cells)} - {line[0] for line in lines}, key=float)
     missing = (
         f"Not timed: T = {', '.join(untimed)}. Only the temperatures of `timing.temperatures` are, by "
         "`python -m harness.timing`."
@@ -170,7 +105,7 @@ def _speed(cells: Sequence[Cell]) -> str:
     )
     machines = sorted({cell["provenance"].partition("timed on ")[2] for cell in cells} - {""})
     where = "\n".join(f"Timed on {machine}." for machine in machines)
-    parts = ["## Speed", text, _table(head, lines), _over_generate(cells).rstrip(), where, missing]
+    parts = ["## Speed", text, table(head, lines), _over_generate(cells).rstrip(), where, missing]
     return "\n\n".join(filter(None, parts))
 
 
@@ -182,7 +117,7 @@ def _over_generate(cells: Sequence[Cell]) -> str:
             where = f"`{PLAIN}` on {cell['target']}, T = {float(cell['temperature']):g}"
             same, timed = cell["generate_same"], cell["generate_timed"]
             if cell["speedup_over_generate"]:
-                ratio = _number(cell["speedup_over_generate"], 2)
+                ratio = number(cell["speedup_over_generate"], 2)
                 text = f"{where}: {ratio} times the tokens/s of transformers' `generate`, over the {same} of {timed} "
                 lines.append(f"{text}prompts timed with both on which they wrote the same.")
             else:
@@ -202,10 +137,10 @@ def _known(cells: Sequence[Cell]) -> str:
         "oracle_gain": "oracle gain",
     }
     lines = []
-    for key, row in _rows(cells):
+    for key, row in lines_of(cells):
         for suite, cell in row.items():
             if cell["relay_rounds"]:
-                values = [_number(cell[n], 1, n != "mean_live_masks") for n in names]
+                values = [number(cell[n], 1, n != "mean_live_masks") for n in names]
                 lines.append([*key, suite, *values])
     if not lines:
         return ""
@@ -216,23 +151,20 @@ def _known(cells: Sequence[Cell]) -> str:
         "would gain in acceptance length."
     )
     head = ["T", "target", "method", "suite", *names.values()]
-    return f"## What the verifier knew\n\n{text}\n\n{_table(head, lines)}"
+    return f"## What the verifier knew\n\n{text}\n\n{table(head, lines)}"
 
 
 def _reported(cells: Sequence[Cell], reported: dict) -> str:
     """Reported numbers beside ours where target and suite are the same; else the paper's averages, for orientation."""
-    text = (
-        "The papers count raw accepted tokens + 1, the last step uncut, as a mean of response means "
-        "(`tau_unclipped` in cells.csv); ours below is under that convention."
-    )
-    grid = _grid(
+    text = f"{CONVENTION}; ours below is under that convention."
+    beside = grid(
         [cell for cell in cells if cell["reported"]],
-        lambda cell: f"{_number(cell['tau_unclipped'], 2)} / {_number(cell['reported'], 2)}",
+        lambda cell: f"{number(cell['tau_unclipped'], 2)} / {number(cell['reported'], 2)}",
     )
-    if grid:
+    if beside:
         sources = ", ".join(sorted({cell["reported_source"] for cell in cells if cell["reported_source"]}))
         mean = "An `avg` that is reported here is our mean over these suites, not a printed one."
-        return f"## Reported beside ours\n\n{text} Each cell: ours / reported ({sources}). {mean}\n\n{grid}"
+        return f"## Reported beside ours\n\n{text} Each cell: ours / reported ({sources}). {mean}\n\n{beside}"
     methods = {cell["method"] for cell in cells}
     lines = [
         [f"{temperature:g}", target, method, f"{value:.2f}", source]
@@ -242,39 +174,24 @@ def _reported(cells: Sequence[Cell], reported: dict) -> str:
     if not lines:
         return ""
     ours = [
-        [*key, _number(row[AVERAGE]["tau_unclipped"], 2)]
-        for key, row in _rows(cells)
+        [*key, number(row[AVERAGE]["tau_unclipped"], 2)]
+        for key, row in lines_of(cells)
         if AVERAGE in row and key[2] != PLAIN
     ]
     return "\n\n".join(
         [
             "## Reported elsewhere",
-            f"No reported number is about a target of this table. {text} The papers' averages are over "
-            "other targets "
-            "and suites and cannot be compared with ours.",
-            _table(["T", "target", "method", "ours, avg"], ours),
-            _table(["T", "target", "method", "reported avg", "source"], lines),
+            f"No reported number is about a target of this table. {text} {ELSEWHERE}",
+            table(["T", "target", "method", "ours, avg"], ours),
+            table(["T", "target", "method", "reported avg", "source"], lines),
         ]
     )
-
-
-def _warnings(cells: Sequence[Cell]) -> str:
-    """Flags that concern a whole drafter or make a cell meaningless, once each, right under the table."""
-    found: dict[str, list[str]] = {}
-    for cell in cells:
-        for flag in cell["flags"].split("; "):
-            if flag.startswith(("under-trained", "tau=1.00", "no average")):
-                place = f"{cell['target']} {cell['method']}"
-                if not flag.startswith("under-trained"):
-                    place += f", {cell['suite']}, T = {float(cell['temperature']):g}"
-                found.setdefault(flag, []).append(place)
-    return "\n".join(f"* {'; '.join(dict.fromkeys(places))}: **{flag}**" for flag, places in found.items())
 
 
 def _notes(cells: Sequence[Cell]) -> str:
     """Prompts, steps, seeds, disagreement with plain decoding, and every flag."""
     lines = []
-    for key, row in _rows(cells):
+    for key, row in lines_of(cells):
         for suite, cell in row.items():
             if suite == AVERAGE:
                 continue
@@ -292,7 +209,7 @@ def _notes(cells: Sequence[Cell]) -> str:
     head = ["T", "target", "method", "suite", "prompts", "seeds", "steps", "tokens"]
     origins = sorted({part for cell in cells for part in cell["provenance"].split("; ") if part.startswith("decoded ")})
     where = "\n".join(f"D{origin[1:]}." for origin in origins)
-    return f"## Notes\n\n{_table([*head, 'outputs unlike ar', 'no answer', 'flags'], lines)}\n\n{where}".rstrip()
+    return f"## Notes\n\n{table([*head, 'outputs unlike ar', 'no answer', 'flags'], lines)}\n\n{where}".rstrip()
 
 
 def main(argv: Sequence[str] | None = None) -> None:

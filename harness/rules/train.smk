@@ -16,7 +16,7 @@ rule train:
         code=lambda wildcards: plan.code("train", [wildcards.method]),
     log:
         f"{WORK}/logs/train-{{target}}-{{method}}-seed{{seed}}.log",
-    threads: TORCH_THREADS
+    threads: plan.threads("train", TORCH_THREADS)
     conda:
         "../../environment.yml"
     message:

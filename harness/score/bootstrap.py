@@ -131,8 +131,8 @@ def mean_interval(parts: Sequence[Sums], resamples: int, confidence: float) -> I
     return interval(value, _mean_draws(parts, resamples), by_seed, confidence)
 
 
-def gain_interval(parts: Sequence[Sums], baselines: Sequence[Sums], resamples: int, confidence: float) -> Interval:
-    """Relative gain of the mean over suites, paired by prompt id and by seed; what only one of the two has is left out.
+def paired(parts: Sequence[Sums], baselines: Sequence[Sums]) -> tuple[list[Sums], list[Sums]]:
+    """Both sides with what they have in common: the seeds of all suites, the prompts of each; the rest is left out.
 
     Raises ValueError where a pair of suites has no prompt, or no seed, in common.
     """
@@ -148,6 +148,15 @@ def gain_interval(parts: Sequence[Sums], baselines: Sequence[Sums], resamples: i
             )
         ours.append(part.only(seeds, prompts))
         theirs.append(base.only(seeds, prompts))
+    return ours, theirs
+
+
+def gain_interval(parts: Sequence[Sums], baselines: Sequence[Sums], resamples: int, confidence: float) -> Interval:
+    """Relative gain of the mean over suites, paired by prompt id and by seed; what only one of the two has is left out.
+
+    Raises ValueError where a pair of suites has no prompt, or no seed, in common.
+    """
+    ours, theirs = paired(parts, baselines)
     above, below = (np.mean([part.value for part in side]) for side in (ours, theirs))
     draws = _divide(_mean_draws(ours, resamples), _mean_draws(theirs, resamples)) - 1
     by_seed = _divide(*(np.mean([part.by_seed for part in side], axis=0) for side in (ours, theirs))) - 1

@@ -24,12 +24,11 @@ from harness.preflight import refuse_suites
 from harness.provenance import provenance
 from harness.score.grade import GraderError
 from harness.target import Target
-from harness.train.build import build_drafter
+from harness.train.build import build_drafter, build_rounds
 from harness.train.corpus import Corpus, read_trajectories, split
 from harness.train.features import FeatureStore
 from harness.train.guard import Lifeline, RunLocked, locked
 from harness.train.loop import SAVED, Outcome, Stores, Trainer
-from harness.train.rounds import MaskRounds
 from harness.train.state import digest, refuse_damaged, write_bytes, write_json
 from harness.train.trajectories import tasks_of
 from harness.train.walk import WalkMismatch, WalkReport, accept_walk, check
@@ -46,14 +45,18 @@ ALWAYS_KEPT = float("inf")
 
 
 def run(config: Config, name: str, method: str, seed: int, trajectories: Path, out: Path) -> dict[str, Any]:
-    """Train, check, export.  Returns what done.json holds.
+    """Train, check, export.  Returns what done.json holds.  method: a recipe or a variant that is trained.
 
     Raises before any long work for an unknown target, a method without a drafter, trajectories of another
     target, template or thinking mode, or a corpus without supervised tokens.
     """
-    chosen = recipe(method)
+    entrant = config.entrant(method)
+    chosen = recipe(entrant.recipe)
     if not chosen.drafts:
         raise ConfigError(f"method {method!r} has no drafter to train; it is the target alone")
+    if entrant.weights != method:
+        raise ConfigError(f"{method!r} borrows the drafter of {entrant.weights!r}; train that one")
+    config = config.settings_of(method)
     source = config.target(name)
     settings = config.train
     if settings.threads:
@@ -64,7 +67,8 @@ def run(config: Config, name: str, method: str, seed: int, trajectories: Path, o
     refuse_strangers(target, corpus)
     refuse_suites(config, target)  # they may be newer than the trajectories,
     tasks_of(config, target)  # and share prompts with them, which this refuses
-    drafter = build_drafter(config, target, method, seed, corpus.train)
+    drafter = build_drafter(config, target, chosen.name, seed, corpus.train)
+    rounds = build_rounds(settings, drafter, target, seed)
     describe(corpus, drafter)
     work = Path(config.work_dir) / "train" / name / f"{method}-seed{seed}"
     done = out / "done.json"
@@ -73,11 +77,11 @@ def run(config: Config, name: str, method: str, seed: int, trajectories: Path, o
         done.unlink(missing_ok=True)  # it must not vouch for a run that is only beginning
         stores = Stores(
             *(
-                FeatureStore(target, drafter.config.taps, part, budget, life.check)
-                for part, budget in (
-                    (corpus.train, settings.feature_cache_gb),
-                    (corpus.heldout, ALWAYS_KEPT),
-                    (corpus.greedy, ALWAYS_KEPT),
+                FeatureStore(target, drafter.config.taps, part, budget, life.check, key_budget_gb=keys)
+                for part, budget, keys in (
+                    (corpus.train, settings.feature_cache_gb, settings.key_cache_gb * rounds.uses_past),
+                    (corpus.heldout, ALWAYS_KEPT, 0.0),
+                    (corpus.greedy, ALWAYS_KEPT, 0.0),
                 )
             )
         )
@@ -85,7 +89,7 @@ def run(config: Config, name: str, method: str, seed: int, trajectories: Path, o
             "method": method,
             "target": target.fingerprint,
             "corpus": digest(manifest["shards"]),
-            "code": stage.digest("train", [method]),
+            "code": stage.digest("train", [chosen.name]),
             "dtype": str(target.dtype),
             "device": target.device.type,
         }
@@ -94,7 +98,7 @@ def run(config: Config, name: str, method: str, seed: int, trajectories: Path, o
             objective(chosen.objective, settings.gamma),
             corpus,
             stores,
-            MaskRounds(seed, settings.anchors),
+            rounds,
             settings,
             seed,
             work,
@@ -214,7 +218,7 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m harness.train", description=__doc__.split("\n")[0])
     parser.add_argument("--config", default="pocket", help="a profile or a YAML file")
     parser.add_argument("--target", required=True, help="a name under targets:")
-    parser.add_argument("--method", required=True, help="a recipe with a drafter, e.g. dflash")
+    parser.add_argument("--method", required=True, help="a recipe or variant that is trained, e.g. dflash")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--trajectories", type=Path, help="their folder; default <output_dir>/trajectories/<target>")
     parser.add_argument("--out", required=True, type=Path, help="folder for the trained drafter")

@@ -51,6 +51,23 @@ def blocks_at(ids: Tensor, anchors: Tensor, keep: Tensor) -> Blocks:
     return Blocks(anchors, ids.gather(1, anchors), keep)
 
 
+def some_of(seed: int, step: int, keep: Tensor, count: int) -> Tensor:  # [B, N] -> [B, count]
+    """Indices of `count` blocks a row, ascending, uniform among those kept: a function of (seed, step) alone.
+
+    A row with fewer kept blocks gets all of them and some that are not kept.
+    """
+    generator = torch.Generator().manual_seed(_mix(seed, ~step))
+    noise = torch.rand(keep.shape, generator=generator).masked_fill(~keep.cpu(), 2.0)
+    return noise.topk(count, dim=1, largest=False).indices.sort(dim=1).values.to(keep.device)
+
+
+def block_tokens(ids: Tensor, blocks: Blocks, block_size: int) -> Tensor:  # -> [B, N, block]
+    """True tokens at anchor..anchor+block-1, for heads that read their prefix; the last token repeats past the end."""
+    steps = torch.arange(block_size, device=ids.device)
+    positions = (blocks.anchors[..., None] + steps).clamp(max=ids.shape[1] - 1)
+    return ids.gather(1, positions.flatten(1)).view_as(positions)
+
+
 def labels(ids: Tensor, lengths: Tensor, blocks: Blocks, layout: BlockLayout) -> tuple[Tensor, Tensor]:
     """Labels of the supervised slots and whether each counts: two tensors [B, N, supervised].
 

@@ -15,13 +15,33 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from harness.settings import Config, DrafterSettings
+from harness.sections import DrafterSettings, TrainConfig
+from harness.settings import Config
 from harness.target import Target, TargetError
 from harness.train.corpus import Trajectory
-from methods.config import DrafterConfig
+from harness.train.rounds import MaskRounds, RejectedRounds
+from methods.config import DominoOptions, DrafterConfig, RelayOptions
 from methods.drafter import BlockDrafter
 
 log = logging.getLogger(__name__)
+
+
+def build_rounds(settings: TrainConfig, drafter: BlockDrafter, target: Target, seed: int) -> MaskRounds:
+    """The rounds of one run: two after the first with a relay, none without, unless the settings say otherwise."""
+    count = settings.rounds if settings.rounds is not None else 2 * drafter.relay.uses_states
+    if not count:
+        return MaskRounds(seed, settings.anchors)
+    return RejectedRounds(
+        seed,
+        settings.anchors,
+        drafter,
+        target,
+        count=count,
+        chains=settings.chains,
+        rollout=settings.rollout,
+        after_full=settings.after_full,
+        chunk=settings.head_chunk,
+    )
 
 
 def build_drafter(
@@ -44,6 +64,8 @@ def drafter_config(
     settings: DrafterSettings, target: Target, method: str, draft_vocab_size: int | None = None
 ) -> DrafterConfig:
     """What a drafter for `target` will say about itself.  Raises ``ValueError`` for one the target cannot have."""
+    head, relay = settings.head, settings.relay.model_dump()
+    relay["mlp_width"] = relay["mlp_width"] or target.hidden_size
     overrides = {} if draft_vocab_size is None else {"draft_vocab_size": draft_vocab_size}
     if settings.intermediate_size is not None:
         overrides["intermediate_size"] = settings.intermediate_size
@@ -58,6 +80,8 @@ def drafter_config(
         thinking=target.thinking,
         mask_token_id=mask_token(target, settings),
         rope_theta=target.rope_theta,
+        head_options=DominoOptions(**head.model_dump()),
+        relay_options=RelayOptions(**relay),
         block_size=settings.block_size,
         alignment=settings.alignment,
         num_proposals=settings.num_proposals,

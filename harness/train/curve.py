@@ -24,7 +24,10 @@ class Curve:
     held-out trajectories, always with the decay weights, so that it compares across objectives;
     accept_random_anchor: committed tokens a block at the training batches' random anchors (an optimistic
     figure, never compared with decoding);
+    base_accept_random_anchor: the same if a sequential head's base branch drafted alone, a column only where one is;
     accept_walk: held-out greedy trajectories walked as the decoder would; blocks: supervised blocks so far;
+    loss_round_q, accept_round_q: loss and committed tokens a block in the q-th reject-conditioned round, whose anchors
+    are those the rounds before led to; the columns without a round are of the first, from plain masks;
     seconds of training so far; accuracy_k: held-out share of right argmaxes at distance k.
     """
 
@@ -35,19 +38,22 @@ class Curve:
         return self.rows[-1]["step"] if self.rows else 0
 
     def add(
-        self, step: int, rate: float, train: Tally, heldout: Tally, walked: float, seconds: float, blocks: int
+        self, step: int, rate: float, train: Sequence[Tally], heldout: Tally, walked: float, seconds: float, blocks: int
     ) -> None:
         self.rows.append(
             {
                 "step": step,
                 "learning_rate": rate,
-                "loss": train.loss,
+                "loss": train[0].loss,
                 "heldout_ce": heldout.loss,
-                "accept_random_anchor": train.accepted,
+                "accept_random_anchor": train[0].accepted,
                 "accept_walk": walked,
                 "blocks": blocks,
                 "seconds": round(seconds, 1),
             }
+            | ({"base_accept_random_anchor": train[0].base_accepted} if train[0].base_committed else {})
+            | {f"loss_round_{q}": tally.loss for q, tally in enumerate(train[1:], start=1)}
+            | {f"accept_round_{q}": tally.accepted for q, tally in enumerate(train[1:], start=1)}
             | {f"accuracy_{k}": value for k, value in enumerate(heldout.accuracy, start=1)}
         )
 

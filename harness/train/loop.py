@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from harness.settings import TrainConfig
+from harness.sections import TrainConfig
 from harness.train.anchors import blocks_at, draw
 from harness.train.corpus import Batch, BatchOrder, Corpus, Trajectory, collate
 from harness.train.curve import Curve
@@ -41,6 +41,7 @@ LOOSE = frozenset(
     {
         "checkpoint_every",
         "feature_cache_gb",
+        "key_cache_gb",
         "threads",
         "plateau_percent",
         "stop_at_plateau",
@@ -49,8 +50,11 @@ LOOSE = frozenset(
 )
 
 
+#: Settings that say nothing about a run of one round a step.
+OF_ROUNDS = frozenset({"rounds", "chains", "rollout", "after_full"})
+
 #: What a saved state holds beside its identity.
-SAVED = ("step", "seconds", "blocks", "optimiser", "curve", "tally", "rng")
+SAVED = ("step", "seconds", "blocks", "optimiser", "curve", "tallies", "rng")
 
 
 @dataclass(frozen=True)
@@ -103,9 +107,11 @@ class Trainer:
         self.held_objective = Decay(settings.gamma)
         self.slots = len(drafter.layout.supervised_slots)
         loose = {k: v for k, v in settings.model_dump().items() if k not in LOOSE}
+        if not rounds.count:
+            loose = {k: v for k, v in loose.items() if k not in OF_ROUNDS}
         self.identity = identity | {"train": loose, "seed": seed, "drafter": drafter.config.to_dict()}
         self.step, self.seconds, self.blocks, self._saved = 0, 0.0, 0, 0
-        self.curve, self.tally = Curve(), Tally.zero(self.slots, self.device)
+        self.curve, self.tallies = Curve(), self._zero()
         self._walks: list[Walk] | None = None
 
     # -- the run --------------------------------------------------------------------------------------------
@@ -160,7 +166,7 @@ class Trainer:
     def _timed_step(self) -> None:
         start = time.perf_counter()
         batch = collate(self.corpus.train, self.order.at(self.step))
-        self.tally = self.tally + self._backward(batch, self.step)
+        self.tallies = [a + b for a, b in zip(self.tallies, self._backward(batch, self.step), strict=True)]
         try:
             self.optimiser.step(self._rate(self.step))
         except FloatingPointError as error:
@@ -175,18 +181,23 @@ class Trainer:
     def _rate(self, step: int) -> float:
         return learning_rate(step, self.settings.steps, self.settings.learning_rate, self.settings.warmup_ratio)
 
-    def _backward(self, batch: Batch, step: int) -> Tally:
-        """Gradients of one step: every round backward on its own, through a detached leaf of the shared context."""
+    def _backward(self, batch: Batch, step: int) -> list[Tally]:
+        """Gradients of one step: every round backward on its own, through a detached leaf of the shared context.
+
+        Returns what each round counted; a round that no chain reached counted nothing.
+        """
         ids, lengths = batch.ids.to(self.device), batch.lengths.to(self.device)
-        context = self.drafter.context(self.stores.train.batch(batch))
+        taps, past = self.stores.train.batch(batch), None
+        if self.rounds.uses_past:
+            taps, past = self.stores.train.batch_with_past(batch)
+        context = self.drafter.context(taps)
         leaf = context.detach().requires_grad_()
-        progress = step / self.settings.steps
-        tally = Tally.zero(self.slots, self.device)
+        tallies = self._zero()
         current = self.rounds.first(step, batch, ids)
         while current is not None:
             blocks = current.blocks
             hidden = self.drafter.forward_blocks(leaf, blocks.anchors, blocks.tokens, blocks.keep, current.relay)
-            tally = tally + block_loss(
+            tallies[current.index] = block_loss(
                 self.drafter,
                 hidden,
                 ids,
@@ -194,25 +205,33 @@ class Trainer:
                 blocks,
                 self.objective,
                 self.settings.head_chunk,
-                progress=progress,
+                progress=self._head_progress(step),
             )
-            current = self.rounds.following(batch, ids, leaf.detach(), current, hidden.detach())
+            current = self.rounds.following(step, ids, lengths, current, hidden.detach(), past)
         context.backward(leaf.grad)
-        return tally
+        return tallies
+
+    def _head_progress(self, step: int) -> float:
+        """0 to 1 over the share of the run in which a head's base loss counts; 1 from the start if that is none."""
+        span = self.settings.base_until * self.settings.steps
+        return min(1.0, step / span) if span else 1.0
+
+    def _zero(self) -> list[Tally]:
+        return [Tally.zero(self.slots, self.device) for _ in range(self.rounds.count + 1)]
 
     # -- evaluation -----------------------------------------------------------------------------------------
 
     def _evaluate(self, bar: tqdm) -> None:
         """Add a row to the curve.  Nothing is kept until all is measured: a signal loses nothing."""
         self._refuse_nan()
-        train = self.tally.cpu()
+        train = [tally.cpu() for tally in self.tallies]
         walks, heldout = self._walk(), self.heldout()
         walked, self._walks = accept_walk(walks), walks
-        self.blocks += int(train.blocks)
+        self.blocks += int(sum(tally.blocks for tally in train))
         self.curve.add(self.step, self._rate(self.step - 1), train, heldout, walked, self.seconds, self.blocks)
         self.curve.write(self.work / "learning_curve.csv")
-        self.tally = Tally.zero(self.slots, self.device)
-        bar.set_postfix(loss=f"{train.loss:.3f}", heldout=f"{heldout.loss:.3f}", walk=f"{walked:.2f}")
+        self.tallies = self._zero()
+        bar.set_postfix(loss=f"{train[0].loss:.3f}", heldout=f"{heldout.loss:.3f}", walk=f"{walked:.2f}")
 
     @torch.no_grad()
     def heldout(self) -> Tally:
@@ -240,7 +259,7 @@ class Trainer:
         return total.cpu()
 
     def _walk(self) -> list[Walk]:
-        return walk(self.drafter, self.stores.greedy, self.corpus.greedy)
+        return walk(self.drafter, self.stores.greedy, self.corpus.greedy, self.between)
 
     # -- cost, saving, resuming -----------------------------------------------------------------------------
 
@@ -259,9 +278,10 @@ class Trainer:
         return measure(run(self.order.worst()), ordinary, self.device)
 
     def _refuse_nan(self) -> None:
-        if not math.isfinite(float(self.tally.weighted)):
+        weighted = float(sum(tally.weighted for tally in self.tallies))
+        if not math.isfinite(weighted):
             raise FloatingPointError(
-                f"the loss became {float(self.tally.weighted)} between steps {self.curve.step} and {self.step}; the "
+                f"the loss became {weighted} between steps {self.curve.step} and {self.step}; the "
                 f"saved state is untouched. Lower train.learning_rate ({self.settings.learning_rate:g})"
             )
 
@@ -274,7 +294,7 @@ class Trainer:
             "blocks": self.blocks,
             "optimiser": self.optimiser.state(),
             "curve": self.curve.rows,
-            "tally": [t.cpu() for t in self.tally.tensors()],
+            "tallies": [[t.cpu() for t in tally.tensors()] for tally in self.tallies],
             "rng": torch.get_rng_state(),
         }
         if self.device.type == "cuda":
@@ -290,7 +310,7 @@ class Trainer:
         self._saved = self.step
         self.optimiser.restore(state["optimiser"])
         self.curve = Curve(state["curve"])
-        self.tally = Tally(*(t.to(self.device) for t in state["tally"]))
+        self.tallies = [Tally(*(t.to(self.device) for t in tally)) for tally in state["tallies"]]
         torch.set_rng_state(state["rng"])
         if "cuda_rng" in state and self.device.type == "cuda":
             torch.cuda.set_rng_state(state["cuda_rng"], self.device)

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from harness.train.anchors import Blocks, labels
+from harness.train.anchors import Blocks, block_tokens, labels
 from methods.drafter import BlockDrafter
 from methods.objectives import Decay
 
@@ -28,6 +28,7 @@ class Tally:
 
     weighted, weight: sum of w*CE and of w.  hits, counted: [L] right argmaxes and labels, by distance from the anchor.
     committed, blocks: sum of min(leading run + 1, tokens left) over blocks, and their number.
+    base_hits, base_committed: the same of a sequential head's base branch alone; 0 where there is none.
     """
 
     weighted: Tensor
@@ -36,18 +37,20 @@ class Tally:
     counted: Tensor
     committed: Tensor
     blocks: Tensor
+    base_hits: Tensor
+    base_committed: Tensor
 
     @classmethod
     def zero(cls, labels: int, device: torch.device | str = "cpu") -> Tally:
         scalar = torch.zeros((), dtype=torch.float64, device=device)
         vector = torch.zeros(labels, dtype=torch.float64, device=device)
-        return cls(scalar, scalar, vector, vector, scalar, scalar)
+        return cls(scalar, scalar, vector, vector, scalar, scalar, vector, scalar)
 
     def __add__(self, other: Tally) -> Tally:
         return Tally(*(a + b for a, b in zip(self.tensors(), other.tensors(), strict=True)))
 
     def tensors(self) -> tuple[Tensor, ...]:
-        return (self.weighted, self.weight, self.hits, self.counted, self.committed, self.blocks)
+        return tuple(vars(self).values())
 
     def cpu(self) -> Tally:
         return Tally(*(t.cpu() for t in self.tensors()))
@@ -55,12 +58,17 @@ class Tally:
     @property
     def loss(self) -> float:
         """Weighted mean cross-entropy, nats."""
-        return float(self.weighted / self.weight)
+        return float(self.weighted / self.weight) if self.weight else float("nan")
 
     @property
     def accepted(self) -> float:
         """Mean committed tokens a block."""
-        return float(self.committed / self.blocks)
+        return float(self.committed / self.blocks) if self.blocks else float("nan")
+
+    @property
+    def base_accepted(self) -> float:
+        """Mean committed tokens a block if the base branch drafted alone; 0 where there is none."""
+        return float(self.base_committed / self.blocks) if self.blocks else float("nan")
 
     @property
     def accuracy(self) -> list[float]:
@@ -88,7 +96,7 @@ def block_loss(
     true, valid = labels(ids, lengths, blocks, drafter.layout)
     true, valid = true.flatten(0, 1), valid.flatten(0, 1)
     rows = blocks.keep.flatten().nonzero()[:, 0]  # padding blocks never reach the head
-    tokens = _block_tokens(ids, blocks, drafter.layout.block_size).flatten(0, 1)
+    tokens = block_tokens(ids, blocks, drafter.layout.block_size).flatten(0, 1)
     left = (lengths[:, None] - 1 - blocks.anchors).flatten()
     flat = hidden.flatten(0, 1)
     leaf = flat.detach()
@@ -137,28 +145,31 @@ def _chunk(
         offsets = drafter.layout.label_offsets(hidden.device)
         weights = objective.weights(offsets, losses.detach(), hits) * (valid & (index >= 0))
         weights = weights.to(losses.dtype)
-        run = hits[:, : drafter.layout.num_proposals].cumprod(1).sum(1)
+        committed = _committed(hits, left, drafter.layout.num_proposals)
+        base_hits = torch.zeros_like(hits) if base is None else (base.argmax(-1) == index) & valid
+        base_committed = _committed(base_hits, left, drafter.layout.num_proposals)
         counts = Tally(
             (weights * losses.detach()).sum(dtype=torch.float64),
             weights.sum(dtype=torch.float64),
             hits.sum(0, dtype=torch.float64),
             valid.sum(0, dtype=torch.float64),
-            torch.minimum(run + 1, left).sum(dtype=torch.float64),
+            committed,
             torch.tensor(float(len(hidden)), dtype=torch.float64, device=hidden.device),
+            base_hits.sum(0, dtype=torch.float64),
+            torch.zeros_like(committed) if base is None else base_committed,
         )
     if base is not None and share:
         losses = (1 - share) * losses + share * _cross_entropy(base, index)
     return (weights * losses).sum(), counts
 
 
+def _committed(hits: Tensor, left: Tensor, proposals: int) -> Tensor:  # [M, L], [M] -> []
+    """Tokens that blocks with these hits would commit: the leading run and one more, as far as the text goes."""
+    run = hits[:, :proposals].cumprod(1).sum(1)
+    return torch.minimum(run + 1, left).sum(dtype=torch.float64)
+
+
 def _cross_entropy(logits: Tensor, index: Tensor) -> Tensor:  # [M, L, V], [M, L] -> [M, L]
     """Per label, in float32 at least; 0 where the label is outside the vocabulary (index -1)."""
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return F.cross_entropy(wide.flatten(0, 1), index.flatten(), ignore_index=-1, reduction="none").view_as(index)
-
-
-def _block_tokens(ids: Tensor, blocks: Blocks, block_size: int) -> Tensor:  # -> [B, N, block]
-    """True tokens at anchor..anchor+block-1, for heads that read their prefix; the last token repeats past the end."""
-    steps = torch.arange(block_size, device=ids.device)
-    positions = (blocks.anchors[..., None] + steps).clamp(max=ids.shape[1] - 1)
-    return ids.gather(1, positions.flatten(1)).view_as(positions)

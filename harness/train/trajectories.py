@@ -43,7 +43,7 @@ from harness.preflight import refuse_unusable
 from harness.provenance import provenance
 from harness.records import read_records, write_records
 from harness.score.grade import GraderError
-from harness.settings import SuiteConfig, TrajectoriesConfig
+from harness.sections import SuiteConfig, TrajectoriesConfig
 from harness.target import Target
 from harness.train.guard import Lifeline, RunLocked, locked
 from harness.train.state import digest, write_bytes, write_json

@@ -8,18 +8,24 @@ raises at the first difference.  It does not know how the drafter was trained.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from harness.decode import Decoder, DecodeSettings, Prompt
 from harness.target import Target
+from harness.train.anchors import blocks_at
 from harness.train.corpus import Trajectory, collate
 from harness.train.features import FeatureStore
+from harness.train.rounds import accepted_run
+from harness.train.verify import relay_after
 from methods.drafter import BlockDrafter
+from methods.relays import RelayState
 from methods.runner import BlockDraftRunner
 
 #: Sequences walked side by side.
@@ -37,10 +43,12 @@ class Walk:
     """Steps of one trajectory: accepted proposals and committed tokens of each, as `harness.decode.Response` has them.
 
     The last accepted count stops at the end of the trajectory: what the decoder drafts beyond is never committed.
+    proposals: what was drafted in each step, rejected ones included; a relay's next round depends on them.
     """
 
     accepted: tuple[int, ...]
     committed: tuple[int, ...]
+    proposals: tuple[tuple[int, ...], ...] = field(default=(), compare=False)
 
 
 @dataclass
@@ -62,11 +70,17 @@ class WalkReport:
 
 
 @torch.no_grad()
-def walk(drafter: BlockDrafter, store: FeatureStore, trajectories: Sequence[Trajectory]) -> list[Walk]:
-    """Walk every trajectory (indices are those of `store`), in the order given."""
+def walk(
+    drafter: BlockDrafter,
+    store: FeatureStore,
+    trajectories: Sequence[Trajectory],
+    between: Callable[[], None] = lambda: None,
+) -> list[Walk]:
+    """Walk every trajectory (indices are those of `store`), in the order given; `between` may raise to stop."""
     order = sorted(range(len(trajectories)), key=lambda i: len(trajectories[i].response_ids))
     walks: dict[int, Walk] = {}
     for start in range(0, len(order), SIDE_BY_SIDE):
+        between()
         indices = order[start : start + SIDE_BY_SIDE]
         walks.update(zip(indices, _walk_together(drafter, store, trajectories, indices), strict=True))
     return [walks[i] for i in range(len(trajectories))]
@@ -81,42 +95,71 @@ def accept_walk(walks: Sequence[Walk]) -> float:
 def _walk_together(
     drafter: BlockDrafter, store: FeatureStore, trajectories: Sequence[Trajectory], indices: list[int]
 ) -> list[Walk]:
+    steps: list[tuple[list[int], list[int], list[tuple[int, ...]]]] = [([], [], []) for _ in indices]
+    for taken in _rounds(drafter, store, trajectories, indices):
+        columns = (taken.going, taken.accepted, taken.committed, taken.proposals)
+        for row, accepted, committed, proposals in zip(*(column.tolist() for column in columns), strict=True):
+            steps[row][0].append(accepted)
+            steps[row][1].append(committed)
+            steps[row][2].append(tuple(proposals))
+    return [Walk(*map(tuple, step)) for step in steps]
+
+
+class _Taken(NamedTuple):
+    """One round of R sequences that still go on: which ones, and what happened."""
+
+    going: Tensor  # [R]
+    hidden: Tensor  # [R, block, H]
+    tokens: Tensor  # [R]
+    proposals: Tensor  # [R, K]
+    accepted: Tensor  # [R]
+    committed: Tensor  # [R]
+
+
+def _rounds(
+    drafter: BlockDrafter, store: FeatureStore, trajectories: Sequence[Trajectory], indices: Sequence[int]
+) -> Iterator[_Taken]:
     """One anchor a sequence and round, all sequences at once: a relay may need what the round before left."""
     batch = collate(trajectories, indices)
     device = next(drafter.parameters()).device
-    context = drafter.context(store.batch(batch).to(device))
+    taps, past = store.batch_with_past(batch) if drafter.relay.uses_taps else (store.batch(batch), None)
+    context = drafter.context(taps.to(device))
     ids, last = batch.ids.to(device), (batch.lengths - 1).to(device)
     anchors = batch.prompts.to(device)  # the prefill's token is the first anchor
-    ahead = torch.arange(1, drafter.layout.num_proposals + 1, device=device)
-    steps: list[tuple[list[int], list[int]]] = [([], []) for _ in indices]
     going = (anchors < last).nonzero()[:, 0]
+    relay: RelayState | None = None
     while len(going):
-        at, end = anchors[going], last[going]
-        proposals = _draft_at(drafter, context[going], ids[going], at).tokens
-        positions = at[:, None] + ahead
-        true = ids[going].gather(1, positions.clamp(max=ids.shape[1] - 1))
-        right = (proposals == true) & (positions <= end[:, None])
-        accepted = right.cumprod(1).sum(1)
-        committed = torch.minimum(accepted + 1, end - at)
-        for row, a, c in zip(going.tolist(), accepted.tolist(), committed.tolist(), strict=True):
-            steps[row][0].append(a)
-            steps[row][1].append(c)
+        at, end, text = anchors[going], last[going], ids[going]
+        hidden, tokens = _hidden_at(drafter, context[going], text, at, relay)
+        proposals = drafter.draft(hidden, tokens).tokens
+        blocks = blocks_at(text, at[:, None], torch.ones_like(at[:, None], dtype=torch.bool))
+        accepted = accepted_run(text, end + 1, blocks, proposals[:, None])[:, 0]
+        yield _Taken(going, hidden, tokens, proposals, accepted, torch.minimum(accepted + 1, end - at))
         anchors[going] = at + accepted + 1
-        going = (anchors < last).nonzero()[:, 0]
-    return [Walk(tuple(a), tuple(c)) for a, c in steps]
+        on = anchors[going] < end
+        if drafter.relay.uses_states and on.any():
+            relay = relay_after(
+                drafter,
+                store.target,
+                None if past is None else past.rows(going[on]),
+                at[on, None],
+                blocks.keep[on],
+                hidden[on, None],
+                proposals[on, None],
+                accepted[on, None],
+                text[on].gather(1, anchors[going][on, None]),
+            )
+        going = going[on]
 
 
-def _hidden_at(drafter: BlockDrafter, context: Tensor, ids: Tensor, anchors: Tensor) -> tuple[Tensor, Tensor]:
-    """Denoised blocks [B, block, H] at one anchor [B] per sequence, and the anchors' tokens [B]."""
+def _hidden_at(
+    drafter: BlockDrafter, context: Tensor, ids: Tensor, anchors: Tensor, relay: RelayState | None = None
+) -> tuple[Tensor, Tensor]:
+    """Denoised blocks [B, block, H] at one anchor [B] per sequence, and the anchors' tokens [B]; relay: [B, 1]."""
     tokens = ids.gather(1, anchors[:, None])
     keep = torch.ones_like(tokens, dtype=torch.bool)
     seen = context[:, : int(anchors.max())]  # nothing at or after an anchor is visible to its block
-    return drafter.forward_blocks(seen, anchors[:, None], tokens, keep)[:, 0], tokens[:, 0]
-
-
-def _draft_at(drafter: BlockDrafter, context: Tensor, ids: Tensor, anchors: Tensor):
-    hidden, tokens = _hidden_at(drafter, context, ids, anchors)
-    return drafter.draft(hidden, tokens)
+    return drafter.forward_blocks(seen, anchors[:, None], tokens, keep, relay)[:, 0], tokens[:, 0]
 
 
 # -- the check ----------------------------------------------------------------------------------------------
@@ -200,30 +243,38 @@ def _text_difference(target: Target, response: Any, trajectory: Trajectory) -> d
 def _step_difference(
     target: Target, drafter: BlockDrafter, response: Any, trajectory: Trajectory, expected: Walk
 ) -> dict[str, Any] | None:
-    """First step that commits another number of tokens (same text), with the draft's top-2 gap at the slot in doubt."""
-    pairs = list(zip(expected.committed, response.committed, strict=False))
-    step = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
-    if step is None:
-        return None
-    anchor = len(trajectory.prompt_ids) + sum(expected.committed[:step])
-    slot = min(pairs[step]) - 1  # the first proposal that one accepted and the other did not
-    return {
-        "what": "step",
-        "place": f"step {step} at position {anchor}, proposal {slot + 1}",
-        "walk": pairs[step][0],
-        "decoder": pairs[step][1],
-        "gap": _draft_gap(target, drafter, trajectory, anchor, slot),
-    }
+    """First step that commits another number of tokens (same text), with the draft's top-2 gap at the slot in doubt.
+
+    With a relay, other proposals behind the same accepted ones are a difference too: they reach the next round.
+    """
+    for step, (ours, theirs) in enumerate(zip(expected.committed, response.committed, strict=False)):
+        drafted, decoded = expected.proposals[step], response.trace["proposals"][step]
+        if ours != theirs:
+            slot = min(ours, theirs) - 1  # the first proposal that one accepted and the other did not
+        elif drafter.relay.uses_states and list(drafted) != decoded:
+            slot = next(i for i, (a, b) in enumerate(zip(drafted, decoded, strict=True)) if a != b)
+            ours, theirs = drafted[slot], decoded[slot]
+        else:
+            continue
+        anchor = len(trajectory.prompt_ids) + sum(expected.committed[:step])
+        return {
+            "what": "step",
+            "place": f"step {step} at position {anchor}, proposal {slot + 1}",
+            "walk": ours,
+            "decoder": theirs,
+            "gap": _draft_gap(target, drafter, trajectory, step, slot),
+        }
+    return None
 
 
 @torch.no_grad()
-def _draft_gap(target: Target, drafter: BlockDrafter, trajectory: Trajectory, anchor: int, slot: int) -> float:
-    ids = torch.tensor([trajectory.ids], device=target.device)
-    context = drafter.context(target.features(ids, drafter.config.taps))
-    hidden, _ = _hidden_at(drafter, context, ids, torch.tensor([anchor], device=target.device))
-    block = torch.arange(drafter.layout.block_size, device=target.device) + anchor
-    tokens = ids[0, block.clamp(max=ids.shape[1] - 1)]
-    return _gap(drafter.train_logits(hidden[0], tokens).final[slot])
+def _draft_gap(target: Target, drafter: BlockDrafter, trajectory: Trajectory, step: int, slot: int) -> float:
+    """Gap of the draft logits of proposal `slot` at a step, the walk taken anew up to there."""
+    store = FeatureStore(target, drafter.config.taps, [trajectory], 0.0)
+    taken = next(itertools.islice(_rounds(drafter, store, [trajectory], [0]), step, None))
+    block = torch.cat((taken.tokens[:, None], taken.proposals), dim=1)[:, : drafter.layout.block_size]
+    block = F.pad(block, (0, drafter.layout.block_size - block.shape[1]))  # what stands behind is read by no proposal
+    return _gap(drafter.train_logits(taken.hidden, block).final[0, slot])
 
 
 def _gap(logits: Tensor) -> float:  # [V]
