@@ -26,6 +26,7 @@ from harness.config import (
     temperature_label,
 )
 from harness.provenance import origin_path
+from harness.report.inputs import BASELINE
 from harness.stage import ROOT, digest
 from methods.recipes import RECIPES, Recipe
 
@@ -43,6 +44,7 @@ class Plan:
         self.out, self.figures, self.work = config.output_dir, config.figures_dir, config.work_dir
         entrants = [config.entrant(name) for name in config.entrants]
         self.entrants = config.entrants
+        self.drafting = [e.name for e in entrants if RECIPES[e.recipe].drafts]
         #: Whose training makes a drafter, in the order they are needed.
         self.trained = list(dict.fromkeys(e.weights for e in entrants if RECIPES[e.recipe].drafts))
         self.temperatures = [temperature_label(value) for value in config.temperatures]
@@ -121,6 +123,20 @@ class Plan:
     def timings(self) -> list[str]:
         return [f"{self.out}/timing/{target}.jsonl" for target in self.config.targets]
 
+    def tables(self) -> list[str]:
+        """Tables beside Table 1, as far as there is something to put into them."""
+        ablated = ["table3.csv", "table3.md", "comparisons.csv"] if self._ablated else []
+        return [f"{self.out}/{name}" for name in (*ablated, *(["positions.csv"] if self.drafting else []))]
+
+    def figures_made(self) -> list[str]:
+        names = ["acceptance", "training", "position"] if self.trained else []
+        over = [first for first, second in self.config.comparisons if second == BASELINE and first in self.entrants]
+        return [file for name in [*names, *(["dose"] if over else [])] for file in self.figure_files(name)]
+
+    @property
+    def _ablated(self) -> bool:
+        return bool(self.config.ablations or self.config.comparisons)
+
     def figure_files(self, name: str) -> list[str]:
         return [f"{self.figures}/{name}.{kind}" for kind in self.config.report.figure_formats]
 
@@ -175,9 +191,15 @@ class Plan:
         more = self.config.model_dump(include={"ablations", "comparisons"})
         return text(base=self.cells(), variants=variants, **more)
 
-    def figure(self, _wildcards=None) -> str:
+    def positions(self, _wildcards=None) -> str:
+        listed = {"suites": list(self.config.suites), "targets": list(self.config.targets), "entrants": self.drafting}
+        return text(**listed, **self.config.model_dump(include={"temperatures", "seeds"}))
+
+    def figure(self, name: str) -> str:
+        """What a figure shows beside the tables it is drawn from."""
         whole = self.config.model_dump(include={"methods", "seeds"})
-        return text(targets=list(self.config.targets), confidence=self.config.report.confidence, **whole)
+        more = {"ablations": self.config.ablations} if name in ("training", "dose") else {}
+        return text(targets=list(self.config.targets), confidence=self.config.report.confidence, **whole, **more)
 
     def code(self, stage: str, methods: Iterable[str] | None = None, suites: Iterable[str] | None = None) -> str:
         """Digest of the code behind a stage, with the components of `methods` and the loaders of `suites` (default:

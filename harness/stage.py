@@ -62,6 +62,8 @@ STAGES: dict[str, tuple[tuple[str, ...], frozenset[str]]] = {
     "timing": (("harness.timing",), SURROUNDINGS),
     "cells": (("harness.report.cells",), SURROUNDINGS),
     "table1": (("harness.report.table1",), SURROUNDINGS),
+    "table3": (("harness.report.table3",), SURROUNDINGS),
+    "positions": (("harness.report.positions",), SURROUNDINGS),
     "figures": (("harness.report.figures",), SURROUNDINGS),
 }
 

@@ -103,7 +103,9 @@ class BlockDrafter(nn.Module):
             blocks = build(mask_mod, batch, None, queries, length + queries, device=keys.device)
             core = lambda q, k, v: flex(q, k, v, block_mask=blocks, enable_gqa=True)  # noqa: E731
         else:
-            mask = materialise(mask_mod, batch, queries, length + queries, keys.device)
+            seen = materialise(mask_mod, batch, queries, length + queries, keys.device)
+            # Additive once for all layers, where each would turn a boolean mask into this anew.
+            mask = torch.zeros(seen.shape, dtype=keys.dtype, device=seen.device).masked_fill_(~seen, float("-inf"))
             core = lambda q, k, v: F.scaled_dot_product_attention(  # noqa: E731
                 q, k, v, attn_mask=mask, enable_gqa=True
             )

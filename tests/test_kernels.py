@@ -4,12 +4,16 @@ Without a GPU the kernels run in Triton's interpreter (tests/conftest.py asks fo
 compiled, and the cases marked `gpu` add sizes that the interpreter is too slow for.
 """
 
+import sys
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 from methods.kernels import dispatch, film, gather, relay_film, relay_gather
 from tests.conftest import HAS_GPU
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Triton is built for Linux")
 
 DEVICE = "cuda" if HAS_GPU else "cpu"
 #: Large for a norm: an epsilon that is forgotten or rounded shows, and rows of width 1 stay well conditioned.

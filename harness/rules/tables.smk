@@ -11,7 +11,7 @@ rule cells:
         f"{OUT}/cells.csv",
     params:
         settings=plan.cells(),
-        code=plan.code("cells"),
+        code=plan.code("cells", plan.config.methods),
     log:
         f"{WORK}/logs/cells.log",
     conda:
@@ -31,7 +31,7 @@ rule table1:
         csv=f"{OUT}/table1.csv",
         md=f"{OUT}/table1.md",
     params:
-        code=plan.code("table1"),
+        code=plan.code("table1", plan.config.methods),
     log:
         f"{WORK}/logs/table1.log",
     conda:
@@ -41,3 +41,45 @@ rule table1:
     shell:
         'exec "$HARNESS_PYTHON" -m harness.launch harness.report.table1'
         " --cells {input.cells:q} --out {output.csv:q} > >(tee -i {log:q}) 2>&1"
+
+
+rule table3:
+    input:
+        reported_files(),
+        plan.records(plan.entrants),
+        plan.marks("done.json", plan.entrants),
+    output:
+        csv=f"{OUT}/table3.csv",
+        md=f"{OUT}/table3.md",
+        comparisons=f"{OUT}/comparisons.csv",
+    params:
+        settings=plan.ablations(),
+        code=plan.code("table3"),
+    log:
+        f"{WORK}/logs/table3.log",
+    conda:
+        "../../environment.yml"
+    message:
+        "Table 3: ablations and controls, and what each comparison gains"
+    shell:
+        'exec "$HARNESS_PYTHON" -m harness.launch harness.report.table3 --config "$HARNESS_CONFIG"'
+        " --out {output.csv:q} --comparisons {output.comparisons:q} > >(tee -i {log:q}) 2>&1"
+
+
+rule positions:
+    input:
+        plan.records(plan.drafting),
+    output:
+        f"{OUT}/positions.csv",
+    params:
+        settings=plan.positions(),
+        code=plan.code("positions", plan.drafting),
+    log:
+        f"{WORK}/logs/positions.log",
+    conda:
+        "../../environment.yml"
+    message:
+        "what the verifier knew, and what was accepted, mask by mask"
+    shell:
+        'exec "$HARNESS_PYTHON" -m harness.launch harness.report.positions'
+        ' --config "$HARNESS_CONFIG" --out {output:q} > >(tee -i {log:q}) 2>&1'

@@ -16,7 +16,7 @@ from tqdm import tqdm
 from harness.cache import RaggedCache
 from harness.target import Target
 from harness.train.corpus import Batch, Trajectory, collate
-from harness.train.verify import Past
+from harness.train.verify import CollectStep, Past
 
 log = logging.getLogger(__name__)
 
@@ -98,10 +98,8 @@ class FeatureStore:
             found = {layer: flat[index].to(self.target.device) for layer, flat in self._flat_keys.items()}
             sides = ({layer: t[:, :, i].transpose(1, 2) for layer, t in found.items()} for i in (0, 1))
             return self.batch(batch), Past(*sides)
-        rest, cache = self._run(batch.ids.to(self.target.device), keys=True)
-        rows = len(batch.ids)
-        sides = ({layer: t[:rows] for layer, t in side.items()} for side in (cache.keys, cache.values))
-        return self.batch(batch) if self.cached else self._whole(rest), Past(*sides)
+        rest, past = self._run(batch.ids.to(self.target.device), keys=True)
+        return self.batch(batch) if self.cached else self._whole(rest), past
 
     def _index(self, batch: Batch) -> Tensor:  # -> [B, S]
         steps = torch.arange(batch.ids.shape[1])
@@ -112,20 +110,23 @@ class FeatureStore:
     def _whole(self, rest: Tensor) -> Tensor:
         return torch.cat([self._first.expand(len(rest), -1, -1), rest], dim=1) if self.shared else rest
 
-    def _run(self, ids: Tensor, *, keys: bool) -> tuple[Tensor, RaggedCache | None]:  # [B, S] -> [B, S - shared, F]
-        """Features of what follows the shared beginning and, if asked for, a cache with the keys of all of it.
+    def _run(self, ids: Tensor, *, keys: bool) -> tuple[Tensor, Past | None]:  # [B, S] -> [B, S - shared, F]
+        """Features of what follows the shared beginning and, if asked for, the keys of all of it.
 
         Causal, so padding on the right changes nothing before it.
         """
         if not self.shared and not keys:
             return self.target.features(ids, self.taps), None
+        if not self.shared:
+            step = CollectStep(ids.shape[1], ids.device)
+            return self.target.features_after(ids, step, self.taps), step.past
         rows = list(range(len(ids)))
         cache = RaggedCache(len(ids), ids.shape[1], self.target.device)
-        if self.shared:
-            for row in rows:
-                cache.copy_row(self._prefix, 0, row)
+        for row in rows:
+            cache.copy_row(self._prefix, 0, row)
         step = cache.begin(rows, ids.shape[1] - self.shared)
-        return self.target.features_after(ids[:, self.shared :], step, self.taps), cache
+        features = self.target.features_after(ids[:, self.shared :], step, self.taps)
+        return features, Past(cache.keys, cache.values)
 
     def _fill(self, trajectories: Sequence[Trajectory], tokens: int, between: Callable[[], None]) -> None:
         """Run every trajectory once.  Rows of what is kept: the shared beginning, each trajectory's rest, and zeros at
@@ -136,23 +137,23 @@ class FeatureStore:
         if self.shared and self.cached:
             self._flat[: self.shared] = self._first.cpu()
         for layer, flat in self._flat_keys.items() if self.shared else ():
-            self._keep(flat, 0, self._prefix, layer, 0, 0, self.shared)
+            self._keep(flat, 0, Past(self._prefix.keys, self._prefix.values), layer, 0, 0, self.shared)
         with tqdm(total=len(lengths), desc="target features", unit="seq", mininterval=2) as bar:
             for indices in _groups(lengths):
                 between()
                 ids = collate(trajectories, indices).ids.to(self.target.device)
-                features, cache = self._run(ids, keys=self.keys_cached)
+                features, past = self._run(ids, keys=self.keys_cached)
                 for row, index in enumerate(indices):
                     start, length = int(self._starts[index]), lengths[index]
                     if self.cached:
                         self._flat[start : start + length] = features[row, :length].cpu()
                     for layer, flat in self._flat_keys.items():
-                        self._keep(flat, start, cache, layer, row, self.shared, length)
+                        self._keep(flat, start, past, layer, row, self.shared, length)
                 bar.update(len(indices))
 
     @staticmethod
-    def _keep(flat: Tensor, start: int, cache: RaggedCache, layer: int, row: int, first: int, length: int) -> None:
-        for side, tensors in enumerate((cache.keys, cache.values)):
+    def _keep(flat: Tensor, start: int, past: Past, layer: int, row: int, first: int, length: int) -> None:
+        for side, tensors in enumerate((past.keys, past.values)):
             cells = tensors[layer][row, :, first : first + length]  # [kv_heads, length, head_dim]
             flat[start : start + length, side] = cells.transpose(0, 1).cpu()
 

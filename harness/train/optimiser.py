@@ -59,6 +59,9 @@ class MasterAdamW:
         for group in self.adamw.param_groups:
             group["lr"] = rate
         self.adamw.step()
+        torch.autograd.graph.increment_version(
+            self.masters
+        )  # the fused step does not: what is made of weights goes by it
         with torch.no_grad():
             for parameter, master in zip(self.parameters, self.masters, strict=True):
                 if master is not parameter:

@@ -34,6 +34,26 @@ class Past:
         return next(iter(self.keys.values())).shape[2]
 
 
+class CollectStep:
+    """A causal pass over whole sequences [B, S] that keeps each layer's keys and values as they come."""
+
+    from_scratch = True
+
+    def __init__(self, length: int, device: torch.device) -> None:
+        self.positions, self.end = torch.arange(length, device=device)[None], length
+        self.past = Past({}, {})
+
+    def write(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        self.past.keys[layer], self.past.values[layer] = key, value
+        return key, value
+
+    def mask(self, window: int | None, dtype: torch.dtype) -> Tensor:
+        """Additive mask [S, S] of a sliding window shorter than the sequences; without one, causality is all."""
+        cells = self.positions[0]
+        seen = (cells <= cells[:, None]) & (cells > cells[:, None] - window)
+        return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, float("-inf"))[None, None]
+
+
 class RejectedStep:
     """One pass over L rejected rows in each of B sequences: an own kind of `harness.cache.Step`.
 

@@ -165,7 +165,7 @@ def film_backward_kernel(
     b_grad = tl.zeros([BLOCK], ACC)
     row = program * rows
     last = tl.minimum(row + rows, N)
-    # Not a range: the interpreter of Triton 3.6 takes no bound that is a tensor, with the numpy of its successors.
+    # Not a range: with numpy 2.4 the interpreter of Triton 3.6 cannot count to a bound that is a tensor.
     while row < last:
         x_grad = tl.zeros([BLOCK], ACC)
         beta_grad = tl.zeros([BLOCK], ACC)

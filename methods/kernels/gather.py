@@ -107,7 +107,7 @@ def gather_backward_kernel(
     w_grad = tl.zeros([BLOCK], ACC)
     row = program * rows
     last = tl.minimum(row + rows, R)
-    # Not a range: the interpreter of Triton 3.6 takes no bound that is a tensor, with the numpy of its successors.
+    # Not a range: with numpy 2.4 the interpreter of Triton 3.6 cannot count to a bound that is a tensor.
     while row < last:
         place = tl.load(starts + row)
         end = tl.load(starts + row + 1)
