@@ -199,7 +199,8 @@ def lay_over(section: Section, over: dict[str, Any], place: str) -> Section:
         return type(section).model_validate(merged(section.model_dump(), over))
     except ValidationError as error:
         first = error.errors()[0]
-        raise ValueError(f"{place}.{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        where = ".".join([place, *map(str, first["loc"])])
+        raise ValueError(f"{where}: {first['msg'].removeprefix('Value error, ')}") from None
 
 
 def _unknown(name: str, valid: list[str]) -> str:

@@ -15,6 +15,8 @@ import sys
 import textwrap
 from dataclasses import dataclass
 
+from tests.breaks_rounds import ROUNDS
+
 
 @dataclass(frozen=True)
 class Break:
@@ -36,8 +38,8 @@ BREAKS: dict[str, Break] = {
     ),
     "relay-kept-over-full-acceptance": Break(
         "methods.contract:BlockLayout.relay_rows",
-        "live = (slots >= 1) & (rows <= self.num_proposals)",
-        "live = slots >= 1",
+        "live = predicts & (rows <= self.num_proposals - (not last_row))",
+        "live = predicts",
         "tests/test_contract.py::test_full_acceptance_leaves_nothing_to_relay",
     ),
     "label-shifted-by-one": Break(
@@ -237,19 +239,19 @@ BREAKS: dict[str, Break] = {
         "tests/test_train_data.py::test_labels_stand_where_the_layout_says_and_end_with_the_response",
     ),
     "walk-forgets-the-bonus-token": Break(
-        "harness.train.walk:_walk_together",
+        "harness.train.walk:_rounds",
         "anchors[going] = at + accepted + 1",
         "anchors[going] = at + accepted.clamp(min=1)",
         "tests/test_train_walk.py",
     ),
     # -- metrics
     "stale-states-one-row-off": Break(
-        "harness.gauge:tally",
+        "harness.gauge:_rounds",
         "stale = verified[kept + 1 :]",
         "stale = verified[kept:]",
         "tests/test_gauge.py::test_counts_of_a_hand_made_record",
     ),
-}
+} | {name: Break(*four) for name, four in ROUNDS.items()}
 
 
 def apply(name: str) -> None:

@@ -17,8 +17,15 @@ from harness.plan import Plan, content_digest
 
 ROOT = Path(__file__).parent.parent
 RULES = ROOT / "harness" / "rules"
-DOWNSTREAM = {"cells", "table1", "acceptance_figure", "all"}
-SUITES, TEMPERATURES = 5, 2
+FIGURES = {"acceptance_figure", "position_figure", "dose_figure"}  # of the tables; curves have one of their own
+DOWNSTREAM = {"cells", "table1", "table3", "positions", *FIGURES, "all"}
+#: Two methods and the baseline, a control that is trained and one that borrows its weights.
+WHO = {
+    "methods": ["ar", "dflash", "dflow"],
+    "ablations": ["dflash_rounds", "dflow_off"],
+    "comparisons": [["dflow", "dflash"], ["dflow", "dflow_off"]],
+}
+TRAINED, DRAFTING, TEMPERATURES = 3, 4, 2
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +40,7 @@ def tree(tmp_path_factory) -> Path:
     shutil.copytree(ROOT / "results" / "reported", root / "results" / "reported")
     (root / "model").mkdir()
     (root / "model" / "config.json").write_text("{}")
-    settings = {"extends": "pocket", "profile": "pocket", "targets": {"pocket": {"source": "./model"}}}
+    settings = {"extends": "pocket", "profile": "pocket", "targets": {"pocket": {"source": "./model"}}} | WHO
     (root / "mine.yaml").write_text(yaml.safe_dump(settings))
     plan = Plan(load_config(root / "mine.yaml", check=False))
     for name in made_by(plan):
@@ -48,14 +55,14 @@ def made_by(plan: Plan) -> list[str]:
     out = plan.out
     return [
         f"{out}/trajectories/pocket/manifest.json",
-        *plan.drafters("pocket", plan.config.seeds),
-        *plan.marks("done.json"),
-        *plan.marks("learning_curve.csv"),
-        *plan.records(),
+        *(file for seed in plan.config.seeds for name in plan.trained for file in plan.drafter("pocket", name, seed)),
+        *plan.marks("done.json", plan.entrants),
+        *plan.marks("learning_curve.csv", plan.entrants),
+        *plan.records(plan.entrants),
         *plan.timings(),
         *(f"{out}/{name}" for name in ("cells.csv", "table1.csv", "table1.md")),
-        *plan.figure_files("acceptance"),
-        *plan.figure_files("training"),
+        *plan.tables(),
+        *plan.figures_made(),
     ]
 
 
@@ -100,25 +107,45 @@ def test_second_run_has_nothing_to_do(tree):
 
 def test_edited_figure_is_drawn_again_and_nothing_else(tree):
     with Edited(tree / "harness/report/figures.py", "main"):
-        assert jobs(tree) == {"acceptance_figure": 1, "training_figure": 1, "all": 1}
+        assert jobs(tree) == dict.fromkeys({*FIGURES, "training_figure", "all"}, 1)
 
 
 def test_edited_decoder_decodes_and_times_again_without_training(tree):
     with Edited(tree / "harness/decode.py", "Decoder"):
-        expected = {"decode": 2 * SUITES * TEMPERATURES, "timing": 1, **dict.fromkeys(DOWNSTREAM, 1)}
+        expected = {"decode": (DRAFTING + 1) * TEMPERATURES, "timing": 1, **dict.fromkeys(DOWNSTREAM, 1)}
         assert jobs(tree) == expected
 
 
 def test_edited_trainer_trains_again_and_redoes_only_what_the_drafter_takes_part_in(tree):
     with Edited(tree / "harness/train/loop.py", "Trainer"):
-        drafted = SUITES * TEMPERATURES
-        expected = {"train": 1, "decode": drafted, "timing": 1, "training_figure": 1, **dict.fromkeys(DOWNSTREAM, 1)}
+        made = {"train": TRAINED, "decode": DRAFTING * TEMPERATURES, "timing": 1, "training_figure": 1}
+        expected = {**made, **dict.fromkeys(DOWNSTREAM, 1)}
         assert jobs(tree) == expected
 
 
+def test_edited_relay_leaves_methods_without_one_alone(tree):
+    with Edited(tree / "methods/relays.py", "VerifierRelay"):
+        made = {"train": 1, "decode": 2 * TEMPERATURES, "timing": 1, "training_figure": 1}
+        assert jobs(tree) == {**made, **dict.fromkeys(DOWNSTREAM, 1)}
+
+
+def test_settings_of_the_relay_are_none_of_a_method_without_one(tree):
+    made = {"train": 1, "decode": 2 * TEMPERATURES, "timing": 1, "training_figure": 1}
+    assert jobs(tree, "drafter={relay: {mlp_width: 7}}") == {**made, **dict.fromkeys(DOWNSTREAM, 1)}
+
+
 def test_new_seed_leaves_the_other_seeds_alone(tree):
-    new = {"train": 1, "decode": 2 * SUITES * TEMPERATURES, "training_figure": 1, **dict.fromkeys(DOWNSTREAM, 1)}
-    assert jobs(tree, "seeds=[0, 1]") == new
+    made = {"train": TRAINED, "decode": (DRAFTING + 1) * TEMPERATURES, "training_figure": 1}
+    assert jobs(tree, "seeds=[0, 1]") == {**made, **dict.fromkeys(DOWNSTREAM, 1)}
+
+
+def test_new_control_leaves_everything_but_table_3_alone(tree):
+    control = 'variants={mine: {label: mine, weights: dflow, relay: "off"}}'
+    made = {
+        "decode": TEMPERATURES,
+        **dict.fromkeys(["table3", "positions", "position_figure", "dose_figure", "all"], 1),
+    }
+    assert jobs(tree, control, "ablations=[dflash_rounds, dflow_off, mine]") == made | {"training_figure": 1}
 
 
 def test_new_method_leaves_the_other_methods_alone(tree):
@@ -134,8 +161,8 @@ def test_new_method_leaves_the_other_methods_alone(tree):
         table, count = re.subn(r"^HEADS: .*? = \{", rf'{added}\g<0>"novel": NovelHead, ', before[1], flags=re.MULTILINE)
         assert count == 1
         heads.write_text(table)
-        new_jobs = {"train": 1, "decode": SUITES * TEMPERATURES, "timing": 1, "training_figure": 1}
-        assert jobs(tree, "methods=[ar, dflash, newcomer]") == {**new_jobs, **dict.fromkeys(DOWNSTREAM, 1)}
+        new_jobs = {"train": 1, "decode": TEMPERATURES, "timing": 1, "training_figure": 1}
+        assert jobs(tree, "methods=[ar, dflash, dflow, newcomer]") == {**new_jobs, **dict.fromkeys(DOWNSTREAM, 1)}
     finally:
         recipes.write_text(before[0])
         heads.write_text(before[1])
@@ -145,15 +172,15 @@ def test_new_method_leaves_the_other_methods_alone(tree):
 @pytest.mark.parametrize(
     ("setting", "again"),
     [
-        ("suites={pocket_word: {prompts: 3}}", {"decode", "timing"}),
-        ("train={steps: 5}", {"train", "decode", "timing", "training_figure"}),
-        ("decode={batch_size: 3}", {"decode", "timing"}),
-        ("timing={repeats: 4}", {"timing"}),
-        ("report={bootstrap: 10}", set()),
+        ("suites={pocket_word: {prompts: 3}}", {"decode", "timing"} | DOWNSTREAM),
+        ("train={steps: 5}", {"train", "decode", "timing", "training_figure"} | DOWNSTREAM),
+        ("decode={batch_size: 3}", {"decode", "timing"} | DOWNSTREAM),
+        ("timing={repeats: 4}", {"timing", "cells", "table1", "acceptance_figure", "all"}),
+        ("report={bootstrap: 10}", DOWNSTREAM - {"positions", "position_figure"}),
     ],
 )
 def test_changed_setting_redoes_what_reads_it(tree, setting, again):
-    assert set(jobs(tree, setting)) == again | DOWNSTREAM
+    assert set(jobs(tree, setting)) == again
 
 
 @pytest.mark.slow
@@ -182,7 +209,7 @@ def test_reworded_benchmark_that_is_not_run_redoes_nothing(tree):
 
 
 def test_without_a_drafter_no_figure_is_planned(tree):
-    assert "figure" not in " ".join(jobs(tree, "methods=[ar]"))
+    assert "figure" not in " ".join(jobs(tree, "methods=[ar]", "ablations=[]", "comparisons=[]"))
 
 
 def test_run_from_another_folder_stops_with_the_folder_to_go_to(tree, tmp_path):

@@ -140,7 +140,7 @@ def all_digests(root: Path, methods: list[str], sources=(stage.EVERY_SOURCE,)) -
         ("harness/train/loop.py", "Trainer", {"train"}),
         ("harness/train/trajectories.py", "generate", {"trajectories"}),
         ("harness/config.py", "load_config", set()),
-        ("harness/settings.py", "distinct", set()),
+        ("harness/sections.py", "distinct", set()),
         ("harness/launch.py", "main", set()),
     ],
 )

@@ -59,9 +59,8 @@ class MasterAdamW:
         for group in self.adamw.param_groups:
             group["lr"] = rate
         self.adamw.step()
-        torch.autograd.graph.increment_version(
-            self.masters
-        )  # the fused step does not: what is made of weights goes by it
+        # The fused step leaves the versions alone, by which tables made of weights know that they are stale.
+        torch.autograd.graph.increment_version(self.masters)
         with torch.no_grad():
             for parameter, master in zip(self.parameters, self.masters, strict=True):
                 if master is not parameter:
