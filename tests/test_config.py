@@ -20,7 +20,7 @@ from harness.config import (
 from harness.sections import TRAINING_SOURCES, TargetConfig
 from harness.settings import method_names
 
-PROFILES = ["laptop", "paper", "plateau", "pocket", "smoke"]
+PROFILES = ["laptop", "paper", "plateau", "pocket", "reference", "smoke"]
 
 
 def message(overrides: dict, profile: str = "pocket") -> str:
@@ -106,7 +106,7 @@ def test_value_out_of_bounds_is_an_error_that_names_place_and_value(overrides, w
 
 
 def test_unknown_profile_is_an_error_that_lists_the_profiles():
-    with pytest.raises(ConfigError, match="did you mean 'smoke'.*laptop, paper, plateau, pocket, smoke"):
+    with pytest.raises(ConfigError, match="did you mean 'smoke'.*laptop, paper, plateau, pocket, reference, smoke"):
         load_config("smokey")
 
 
