@@ -68,7 +68,7 @@ class Config(Section):
     ablations: list[Name] = []
     """Of Table 3, in its order."""
     comparisons: list[tuple[Name, Name]] = []
-    """Pairs whose gain, first over second, Table 3 states; both among `methods` or `ablations`."""
+    """Pairs whose gain, first over second, Table 3 states; one with a side that is not decoded is named there."""
     temperatures: list[float] = [0.0, 1.0]
     seeds: list[Seed] = [0]
     """A seed makes a drafter, and the draws at T > 0."""

@@ -53,6 +53,9 @@ LOOSE = frozenset(
 #: Settings that say nothing about a run of one round a step.
 OF_ROUNDS = frozenset({"rounds", "chains", "rollout", "after_full"})
 
+#: And those that say nothing about a head without a base branch of its own.
+OF_HEADS = frozenset({"base_until"})
+
 #: What a saved state holds beside its identity.
 SAVED = ("step", "seconds", "blocks", "optimiser", "curve", "tallies", "rng")
 
@@ -107,8 +110,8 @@ class Trainer:
         self.held_objective = Decay(settings.gamma)
         self.slots = len(drafter.layout.supervised_slots)
         loose = {k: v for k, v in settings.model_dump().items() if k not in LOOSE}
-        if not rounds.count:
-            loose = {k: v for k, v in loose.items() if k not in OF_ROUNDS}
+        without = {*(() if rounds.count else OF_ROUNDS), *(OF_HEADS if drafter.config.head == "plain" else ())}
+        loose = {k: v for k, v in loose.items() if k not in without}
         self.identity = identity | {"train": loose, "seed": seed, "drafter": drafter.config.to_dict()}
         self.step, self.seconds, self.blocks, self._saved = 0, 0.0, 0, 0
         self.curve, self.tallies = Curve(), self._zero()
