@@ -12,7 +12,7 @@ from pathlib import Path
 from harness.config import Config
 from harness.data import Task, stop_strings
 from harness.decode import DecodeSettings
-from harness.settings import Entrant
+from harness.options import expected_options
 from harness.target import Target
 from methods.checkpoint import load_drafter
 from methods.contract import Drafter
@@ -22,13 +22,14 @@ from methods.runner import BlockDraftRunner
 DrafterFactory = Callable[[int, int], Drafter]
 
 
-def load_arm(target: Target, entrant: Entrant, folder: Path | None) -> DrafterFactory | None:
+def load_arm(config: Config, target: Target, name: str, folder: Path | None) -> DrafterFactory | None:
     """The drafter factory (rows, capacity) -> Drafter of an entrant, or None for plain autoregressive decoding.
 
-    folder: the checkpoint of `entrant.weights`.  Raises ``ValueError`` if the recipe is unknown, if a drafting recipe
-    has no folder, if the checkpoint holds another recipe, or if it was made for another target, template or thinking
-    mode (both values are named).
+    folder: the checkpoint of whoever trained its weights.  Raises ``ValueError`` if the name is unknown, if a drafting
+    recipe has no folder, or if the checkpoint holds another recipe, has a head or relay with other options, or was made
+    for another target, template or thinking mode (both values are named).
     """
+    entrant = config.entrant(name)
     chosen = recipe(entrant.recipe)
     if not chosen.drafts:
         return None
@@ -39,6 +40,7 @@ def load_arm(target: Target, entrant: Entrant, folder: Path | None) -> DrafterFa
         "target_fingerprint": target.fingerprint,
         "template_hash": target.template_hash,
         "thinking": target.thinking,
+        **expected_options(chosen, config.settings_of(name).drafter, target.hidden_size),
     }
     drafter = load_drafter(folder, target.binding, expected, dtype=target.dtype, device=target.device).eval()
     return lambda rows, capacity: BlockDraftRunner(drafter, rows, capacity, relay=entrant.relay)
@@ -52,7 +54,7 @@ def load_arms(
     for name in names:
         entrant = config.entrant(name)
         folder = drafters / f"{entrant.weights}-seed{seed}"
-        arms[name] = load_arm(target, entrant, folder if folder.is_dir() else None)
+        arms[name] = load_arm(config, target, name, folder if folder.is_dir() else None)
     return arms
 
 

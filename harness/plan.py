@@ -27,13 +27,14 @@ from harness.config import (
 )
 from harness.provenance import origin_path
 from harness.report.inputs import BASELINE
+from harness.sections import OF_LATER_ROUNDS
 from harness.stage import ROOT, digest
 from methods.recipes import RECIPES, Recipe
 
 #: Files of a local target up to this size are hashed; larger ones are told apart by size and time of change.
 HASHED_BYTES = 64 * 2**20
 #: Settings of training that only rounds after the first look at.
-OF_ROUNDS = frozenset({"rounds", "chains", "rollout", "after_full", "key_cache_gb"})
+OF_ROUNDS = OF_LATER_ROUNDS | {"key_cache_gb"}
 
 
 class Plan:
@@ -126,12 +127,18 @@ class Plan:
     def tables(self) -> list[str]:
         """Tables beside Table 1, as far as there is something to put into them."""
         ablated = ["table3.csv", "table3.md", "comparisons.csv"] if self._ablated else []
-        return [f"{self.out}/{name}" for name in (*ablated, *(["positions.csv"] if self.drafting else []))]
+        return [f"{self.out}/{name}" for name in (*ablated, *(["positions.csv"] if self._traced else []))]
 
     def figures_made(self) -> list[str]:
-        names = ["acceptance", "training", "position"] if self.trained else []
-        over = [first for first, second in self.config.comparisons if second == BASELINE and first in self.entrants]
-        return [file for name in [*names, *(["dose"] if over else [])] for file in self.figure_files(name)]
+        """Figures there is something to draw in: what the verifier knew stands in traces alone."""
+        names = ["acceptance", "training"] if self.trained else []
+        over = [pair for pair in self.config.comparisons if pair[1] == BASELINE and set(pair) <= set(self.entrants)]
+        names += ["position"] * self._traced + ["dose"] * bool(self._traced and over)
+        return [file for name in names for file in self.figure_files(name)]
+
+    @property
+    def _traced(self) -> bool:
+        return bool(self.drafting) and self.config.decode.trace
 
     @property
     def _ablated(self) -> bool:
@@ -161,7 +168,7 @@ class Plan:
         """Settings of the run, without those that only other methods look at."""
         config, chosen = self.config.settings_of(wildcards.method), self._recipe(wildcards.method)
         drafter, train = config.drafter.model_dump(), config.train.model_dump()
-        if chosen.head != "domino":
+        if chosen.head == "plain":
             del drafter["head"], train["base_until"]
         if chosen.relay == "none":
             del drafter["relay"]
@@ -178,7 +185,9 @@ class Plan:
 
     def timing(self, wildcards) -> str:
         whole = self.config.model_dump(include={"suites", "methods", "decode", "timing"})
-        return text(target=self._target(wildcards.target), seed=self.config.seeds[0], **whole)
+        off = [name for name in self.config.methods if not self.config.entrant(name).relay]
+        more = {"relay_off": off} if off else {}
+        return text(target=self._target(wildcards.target), seed=self.config.seeds[0], **whole, **more)
 
     def cells(self, _wildcards=None) -> str:
         listed = {"suites": list(self.config.suites), "targets": list(self.config.targets)}

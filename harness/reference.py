@@ -28,7 +28,6 @@ from harness.data import build_prompts, suite_prompts
 from harness.decode import Decoder
 from harness.provenance import provenance_short
 from harness.report.inputs import drafter_folder, read_object
-from harness.settings import Entrant
 from harness.target import Target
 from harness.train.state import write_json
 from methods.checkpoint import load_drafter, save_drafter
@@ -53,7 +52,7 @@ def reference_target(config: Config, name: str) -> Target:
 
 def decode_steps(config: Config, target: Target, method: str, folder: Path) -> dict[str, Any]:
     """Accepted proposals by suite, temperature and prompt, and a hash of each output."""
-    arm = load_arm(target, Entrant(method, method, method, True, method), folder)
+    arm = load_arm(config, target, method, folder)
     found: dict[str, Any] = {}
     for suite, spec in config.suites.items():
         tasks = suite_prompts(suite, spec.model_copy(update={"prompts": PROMPTS}), config.data_root)
@@ -88,8 +87,8 @@ def make(config: Config, name: str, drafters: Path, seed: int, out: Path) -> Non
     methods = [method for method in config.methods if recipe(config.entrant(method).recipe).drafts]
     steps = {}
     for method in tqdm(methods, desc="reference"):
-        source = drafters / f"{method}-seed{seed}"
-        drafter = load_drafter(source, target.binding, {"recipe": method}, dtype=torch.bfloat16)
+        source = drafters / f"{config.entrant(method).weights}-seed{seed}"
+        drafter = load_drafter(source, target.binding, dtype=torch.bfloat16)
         save_drafter(out / DRAFTERS / method, drafter)
         steps[method] = decode_steps(config, target, method, out / DRAFTERS / method)
     write_json(

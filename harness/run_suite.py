@@ -65,7 +65,7 @@ def run_suite(
     """
     spec, limits, tasks, prompts = check_suite(config, target, suite)
     entrant = config.entrant(method)
-    arm = load_arm(target, entrant, drafter)
+    arm = load_arm(config, target, method, drafter)
     settings = decode_settings(config, suite, target, tasks, temperature, seed)
     settings = replace(settings, trace=config.decode.trace and arm is not None)
     facts = [repr(settings), config.decode.batch_size, drafter and checkpoint_digest(drafter), entrant.relay]

@@ -108,7 +108,7 @@ class RelaySettings(Section):
     states: Literal["verifier", "drafter"] = "verifier"
     """drafter, a control: the drafter's own last hidden states, of the slots that predicted the same tokens."""
     shuffle: bool = False
-    """A control: each live mask gets the state of another one, by a fixed rule."""
+    """A control: each live mask gets the state of another one, by a fixed rule; one that is live alone stays plain."""
     boundary: bool = True
     """False, a control: zeros in place of the two boundary embeddings."""
 
@@ -164,6 +164,10 @@ class TrajectoriesConfig(Section):
     @classmethod
     def usable(cls, values: list[float]) -> list[float]:
         return distinct(values, low=0.0)
+
+
+#: Settings of training that a run of one round a step never looks at.
+OF_LATER_ROUNDS = frozenset({"rounds", "chains", "rollout", "after_full"})
 
 
 class TrainConfig(Section):

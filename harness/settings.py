@@ -122,10 +122,24 @@ class Config(Section):
                 lay_over(getattr(self, key), getattr(variant, key), f"variants.{name}.{key}")
             if variant.method is not None and variant.method not in trained_recipes():
                 raise ValueError(f"variants.{name}: {_unknown(variant.method, trained_recipes())}")
+            self._refuse_empty(name, variant)
             lenders = [*trained_recipes(), *(other for other, v in self.variants.items() if v.method)]
             if variant.weights is not None and variant.weights not in lenders:
                 raise ValueError(f"variants.{name}.weights: {_unknown(variant.weights, lenders)}")
         return self
+
+    def _refuse_empty(self, name: str, variant: Variant) -> None:
+        """A control that changes nothing would stand in a table under a name that says it does."""
+        if name in ("avg", "generate"):
+            raise ValueError(f"variants: {name!r} has a meaning in the tables; name the variant otherwise")
+        lender = self.variants.get(variant.weights or "", variant)
+        found = RECIPES.get(variant.method or lender.method or variant.weights or "")
+        if found is None:
+            return  # named wrongly, which is said elsewhere
+        if found.relay == "none" and ("relay" in variant.drafter or variant.relay == "off"):
+            raise ValueError(f"variants.{name}: {found.name!r} has no relay to change; remove the setting")
+        if found.head == "plain" and "head" in variant.drafter:
+            raise ValueError(f"variants.{name}: {found.name!r} has a head without settings; remove drafter.head")
 
     @model_validator(mode="after")
     def entrants_are_known(self) -> Config:
@@ -135,6 +149,9 @@ class Config(Section):
             for name in names:
                 if name not in valid:
                     raise ValueError(f"{key}: {_unknown(name, valid)}")
+        same = next((pair for pair in self.comparisons if pair[0] == pair[1]), None)
+        if same:
+            raise ValueError(f"comparisons: {same[0]!r} is compared with itself")
         if len(set(self.ablations)) < len(self.ablations):
             raise ValueError(f"ablations names a method twice: {self.ablations}")
         return self

@@ -169,16 +169,21 @@ def _gather(source: Tensor, index: Tensor) -> Tensor:  # [M, n, H], [M, block] -
 
 
 def _shuffled(rows: Tensor, correction: Tensor, rejected: Tensor) -> Tensor:  # [M, block], [M], [M] -> [M, block]
-    """The live rows of each block in an order that their number and the boundary tokens fix: the same whenever a
-    verification repeats, in training and decoding, and unlike from block to block."""
+    """Every live slot with the row of another one; a slot that is live alone stays plain.
+
+    The live slots form a ring, in an order that their number and the boundary tokens fix: the same whenever a
+    verification repeats, in training and decoding, and unlike from block to block.
+    """
     live = rows >= 0
-    salt = correction[:, None] * 104729 + rejected[:, None] * 1299709 + live.sum(1, keepdim=True)
+    count = live.sum(1, keepdim=True)
+    salt = correction[:, None] * 104729 + rejected[:, None] * 1299709 + count
     key = (rows * 7919 + salt) % 15485863
     key = (key * key) % 15485863
-    # Dead slots sort behind all others; the n-th live slot then takes the n-th row of the new order.
-    order = torch.where(live, key, key.new_full((), 2**62)).argsort(dim=1, stable=True)
-    rank = live.cumsum(1) - 1
-    return torch.where(live, rows.gather(1, order.gather(1, rank.clamp(min=0))), -1)
+    ring = torch.where(live, key, key.new_full((), 2**62)).argsort(dim=1, stable=True)  # dead slots behind all others
+    place = torch.arange(rows.shape[1], device=rows.device)
+    following = ring.gather(1, (place + 1) % count.clamp(min=1))
+    taken = torch.where((place < count) & (count > 1), rows.gather(1, following), -1)
+    return torch.full_like(rows, -1).scatter(1, ring, taken)
 
 
 RELAYS: dict[str, type[Relay]] = {"none": NoRelay, "verifier": VerifierRelay}

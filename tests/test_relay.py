@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from harness.arms import load_arm
 from harness.decode import Decoder, DecodeSettings, Prompt
-from harness.settings import Entrant
+from harness.sections import Variant
 from harness.train.build import build_drafter
 from methods.checkpoint import save_drafter
 from methods.drafter import BlockDrafter
@@ -212,8 +212,11 @@ def test_an_arm_with_its_relay_off_decodes_the_plain_masks_of_the_same_checkpoin
     settings = DecodeSettings(0.0, 0, 16, target.stop_ids, trace=True)
     prompts = [Prompt(f"p{i}", tuple(range(i, 2 * i + 4))) for i in range(3)]
 
+    off = {"off": Variant(label="relay off", weights=method, relay="off")}
+    config = training.config(tmp_path).model_copy(update={"variants": off})
+
     def traces(folder, on):
-        arm = load_arm(target, Entrant("x", method, "x", on, "x"), tmp_path / folder)
+        arm = load_arm(config, target, method if on else "off", tmp_path / folder)
         return [r.trace["proposals"] for r in Decoder(target, arm, settings, rows=2).run(prompts)]
 
     assert traces("trained", False) == traces("zeroed", True) != traces("trained", True)

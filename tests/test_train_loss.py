@@ -176,3 +176,19 @@ def test_learning_rate_rises_linearly_then_falls_to_nothing():
     assert rates[:10] == pytest.approx([(i + 1) / 10 for i in range(10)]) and rates[10] == 1.0
     assert rates[10:] == sorted(rates[10:], reverse=True) and 0 < rates[-1] < 1e-3
     assert learning_rate(0, 10, 1.0, 0.0) == 1.0
+
+
+def test_many_chunks_of_a_bfloat16_head_add_up_to_one():
+    """Sums of gradients kept in eight bits would lose what comes late."""
+    drafter = drafting.drafter(drafting.config("domino"), torch.bfloat16)
+    context, ids, lengths, _ = scene(drafter)
+    anchors = torch.arange(3, 19).repeat(2, 8)
+    blocks = blocks_at(ids, anchors, torch.ones_like(anchors, dtype=torch.bool))
+    found = []
+    for chunk in (10_000, 1):
+        drafter.zero_grad()
+        hidden = hidden_of(drafter, context.bfloat16(), blocks)
+        block_loss(drafter, hidden, ids, lengths, blocks, DECAY, chunk, progress=1.0)
+        found.append(drafter.head.embed_proj[2].weight.grad.float())
+    whole, pieces = found
+    assert (pieces - whole).norm() < 0.01 * whole.norm()

@@ -126,3 +126,20 @@ def test_the_relay_of_a_block_is_made_of_its_own_rows_and_of_a_dropped_block_not
             expected = built.relay_state(Verified(projected, None, *one))
             for name, value in vars(expected).items():
                 torch.testing.assert_close(getattr(state, name)[b, n], value[0], rtol=1e-9, atol=1e-9)
+
+
+def test_rows_run_some_blocks_at_a_time_are_the_same(target, monkeypatch):
+    batch, store, anchors, proposals, accepted = scene(target, 0, False)
+    _, past = store.batch_with_past(batch)
+    built = BlockDrafter(
+        config("dflow", hidden_size=target.hidden_size, vocab_size=VOCAB, taps=TAPS, mask_token_id=260), target.binding
+    ).double()
+    hidden = torch.zeros(3, 4, BLOCK, target.hidden_size, dtype=torch.float64)
+    keep = torch.ones_like(anchors, dtype=torch.bool)
+    blocks = (anchors, keep, hidden, proposals, accepted, anchors)
+    whole_state = relay_after(built, target, past, *blocks)
+    assert whole_state.states.any()
+    monkeypatch.setattr("harness.train.verify.ROWS_AT_ONCE", 2 * 3 * PROPOSALS)
+    pieces = relay_after(built, target, past, *blocks)
+    assert torch.equal(pieces.live, whole_state.live)
+    torch.testing.assert_close(pieces.states, whole_state.states, rtol=1e-10, atol=1e-12)

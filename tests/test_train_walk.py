@@ -9,7 +9,7 @@ from training import config, trainer
 from harness.decode import Decoder, DecodeSettings, Prompt
 from harness.train.corpus import Corpus, Trajectory
 from harness.train.features import FeatureStore
-from harness.train.walk import Walk, WalkMismatch, accept_walk, check, walk
+from harness.train.walk import Walk, WalkMismatch, _draft_gap, accept_walk, check, walk
 from tests.drafting import METHODS
 
 BUDGET = 24
@@ -88,6 +88,19 @@ def test_a_near_tie_is_listed_with_its_gap_and_not_raised(scene, monkeypatch):
     monkeypatch.setattr("harness.train.walk._draft_gap", lambda *args: 1e-6)
     report = check(target, drafter, lines, bent, max_new_tokens=BUDGET)
     assert [(tie["prompt_id"], tie["gap"]) for tie in report.near_ties] == [("p0", 1e-6)]
+
+
+def test_the_gap_of_a_step_is_that_of_the_walk_in_question_not_of_another(scene):
+    """A walk that took other proposals than the drafter makes now is replayed, not walked anew."""
+    target, drafter, lines = scene
+    genuine = walked(target, drafter, lines)[0]
+    last = len(genuine.committed) - 1
+    gap = _draft_gap(target, drafter, lines[0], genuine, last, 0)
+    assert gap > 0
+    nothing = tuple((0, *row[1:]) for row in genuine.proposals)  # never right: one token a step
+    length = len(lines[0].response_ids) - 1
+    slow = Walk((0,) * length, (1,) * length, (nothing * length)[:length])
+    assert _draft_gap(target, drafter, lines[0], slow, length - 1, 0) > 0  # far behind the genuine walk's last step
 
 
 def test_a_response_of_one_token_has_no_steps(scene):

@@ -158,6 +158,18 @@ def test_every_relay_setting_reaches_the_drafter(setting, value, made):
         ({"ablations": ["off", "off"]}, ["ablations", "twice"]),
         ({"comparisons": [["dflow", "dflowoff"]]}, ["comparisons", "'dflowoff'", "valid methods: ar, dflash"]),
         ({"comparisons": [["dflow", "off", "dflash"]]}, ["comparisons.0"]),
+        ({"comparisons": [["dflow", "dflow"]]}, ["comparisons", "'dflow' is compared with itself"]),
+        ({"variants": {"a": {"label": "x", "method": "domino", "relay": "off"}}}, ["variants.a", "has no relay"]),
+        ({"variants": {"a": {"label": "x", "weights": "rounds", "relay": "off"}}}, ["variants.a", "has no relay"]),
+        (
+            {"variants": {"a": {"label": "x", "method": "dflash", "drafter": {"relay": {"shuffle": True}}}}},
+            ["variants.a", "'dflash' has no relay"],
+        ),
+        (
+            {"variants": {"a": {"label": "x", "method": "dflow", "drafter": {"head": {"rank": 3}}}}},
+            ["variants.a", "a head without settings"],
+        ),
+        ({"variants": {"generate": {"label": "x", "method": "dflow"}}}, ["'generate' has a meaning"]),
     ],
 )
 def test_a_variant_that_cannot_be_is_refused_by_its_place(overrides, words, made):
@@ -236,5 +248,8 @@ def test_a_borrowed_arm_is_its_lenders_drafter_with_the_relay_it_asks_for(made, 
     assert torch.equal(weights["dflow"], weights["off"]) and torch.equal(weights["dflow"], weights["again"])
     assert not torch.equal(weights["dflow"], weights["mixed_off"])
     assert runners["mixed_off"].drafter.config.relay_options.shuffle
+    (tmp_path / "dflow-seed0").rename(tmp_path / "mixed-seed1")
+    with pytest.raises(ValueError, match=r"(?s)relay_options is .*shuffle=False.*shuffle=True.* in this run"):
+        load_arms(config, target, ["mixed"], tmp_path, 1)
     with pytest.raises(ValueError, match="'rounds' drafts"):
         load_arms(config, target, ["rounds"], tmp_path, 0)

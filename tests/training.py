@@ -82,10 +82,9 @@ def trainer(
 ) -> Trainer:
     data = data or corpus(cfg)
     drafter = build_drafter(cfg, target, method, seed, data.train)
-    budget = cfg.train.feature_cache_gb
-    stores = Stores(
-        *(FeatureStore(target, drafter.config.taps, part, budget) for part in (data.train, data.heldout, data.greedy))
-    )
+    budgets = {"budget_gb": cfg.train.feature_cache_gb, "key_budget_gb": cfg.train.key_cache_gb}
+    parts = (data.train, data.heldout, data.greedy)
+    stores = Stores(*(FeatureStore(target, drafter.config.taps, part, **budgets) for part in parts))
     rounds = build_rounds(cfg.train, drafter, target, seed)
     return Trainer(
         drafter,

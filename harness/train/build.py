@@ -15,12 +15,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from harness.options import head_options, relay_options
 from harness.sections import DrafterSettings, TrainConfig
 from harness.settings import Config
 from harness.target import Target, TargetError
 from harness.train.corpus import Trajectory
 from harness.train.rounds import MaskRounds, RejectedRounds
-from methods.config import DominoOptions, DrafterConfig, RelayOptions
+from methods.config import DrafterConfig
 from methods.drafter import BlockDrafter
 
 log = logging.getLogger(__name__)
@@ -64,8 +65,6 @@ def drafter_config(
     settings: DrafterSettings, target: Target, method: str, draft_vocab_size: int | None = None
 ) -> DrafterConfig:
     """What a drafter for `target` will say about itself.  Raises ``ValueError`` for one the target cannot have."""
-    head, relay = settings.head, settings.relay.model_dump()
-    relay["mlp_width"] = relay["mlp_width"] or target.hidden_size
     overrides = {} if draft_vocab_size is None else {"draft_vocab_size": draft_vocab_size}
     if settings.intermediate_size is not None:
         overrides["intermediate_size"] = settings.intermediate_size
@@ -80,8 +79,8 @@ def drafter_config(
         thinking=target.thinking,
         mask_token_id=mask_token(target, settings),
         rope_theta=target.rope_theta,
-        head_options=DominoOptions(**head.model_dump()),
-        relay_options=RelayOptions(**relay),
+        head_options=head_options(settings),
+        relay_options=relay_options(settings, target.hidden_size),
         block_size=settings.block_size,
         alignment=settings.alignment,
         num_proposals=settings.num_proposals,

@@ -4,9 +4,11 @@
 
 All methods take steps on the same batches, interleaved in one process; a step is a batch's features, its rounds and
 the update.  Parts of the same step are then timed one by one, on the very blocks the step's rounds stood on: the
-target's pass over the trajectories (if it is not kept), each round's drafter forward and backward, each transition's
-target pass over rejected rows, the update.  Peak memory is that of a process of its own per method, on the largest
-batch there is.  It knows the trainer's pieces; it changes no weight that anybody keeps.
+features and keys of the trajectories (looked up, or a pass of the target), each round's drafter forward and
+backward, each transition's target pass over rejected rows.  Drafting between rounds, the relay's own arithmetic, the
+backward pass of the fusion and the update are no parts: they are what a step may cost beside them.  Peak memory is
+that of a process of its own per method, on the largest batch there is.  It knows the trainer's pieces; it changes no
+weight that anybody keeps.
 """
 
 from __future__ import annotations
@@ -79,13 +81,13 @@ def step_of(trainer: Trainer, batch: Batch) -> None:
 
 def parts_of(trainer: Trainer, batch: Batch) -> dict[str, Callable[[], Any]]:
     """The parts of a step on this batch by name, each to be called alone; the same work, without what joins them."""
-    ids, lengths = batch.ids, batch.lengths
+    ids, lengths = batch.ids.to(trainer.device), batch.lengths.to(trainer.device)
     store, rounds, drafter = trainer.stores.train, trainer.rounds, trainer.drafter
     take = store.batch_with_past if rounds.uses_past else store.batch
     taken = take(batch)
     taps, past = taken if rounds.uses_past else (taken, None)
     context = drafter.context(taps).detach().requires_grad_()
-    parts: dict[str, Callable[[], Any]] = {"target pass": lambda: take(batch)}
+    parts: dict[str, Callable[[], Any]] = {"features and keys": lambda: take(batch)}
     current = rounds.first(trainer.step, batch, ids)
     while current is not None:
         hidden = _forward(trainer, context, current)
@@ -130,15 +132,21 @@ def _target_pass(trainer: Trainer, ids, lengths, before: Round, hidden, past: Pa
     return lambda: rejected_taps(trainer.rounds.target, trainer.drafter.config.taps, *where)
 
 
-def seconds(call: Callable[[], Any]) -> float:
+def seconds(call: Callable[[], Any], device: torch.device) -> float:
+    """Wall time of a call, a GPU's work included."""
     start = time.perf_counter()
     call()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
     return time.perf_counter() - start
 
 
 def measure(made: dict[str, Trainer], steps: int, repeats: int) -> list[dict[str, Any]]:
-    """Rows method, part, ms (median): of whole steps, all methods in turn, and of each part, in turn with its step."""
-    times: dict[tuple[str, str], list[float]] = {}
+    """Rows method, part, ms: of whole steps, all methods in turn, and of each part, in turn with its step.
+
+    A batch counts by the median of its repeats; ms is the mean over all batches, 0 for a part that a batch has not.
+    """
+    times: dict[tuple[str, str], float] = {}
     with tqdm(total=steps * len(made), desc="steps", unit="step") as bar:
         for index in range(steps):
             batch = collate(next(iter(made.values())).corpus.train, next(iter(made.values())).order.at(index))
@@ -146,17 +154,17 @@ def measure(made: dict[str, Trainer], steps: int, repeats: int) -> list[dict[str
                 parts = parts_of(trainer, batch)
                 trainer.optimiser.clear()
                 calls = {"step": lambda t=trainer, b=batch: step_of(t, b)} | parts
-                for repeat in range(repeats + 1):  # the first pays for what is new
+                found: dict[str, list[float]] = {name: [] for name in calls}
+                for _ in range(repeats + 1):
                     for name, call in calls.items():
-                        took = seconds(call)
-                        if name != "step":
-                            trainer.optimiser.clear()
-                        if repeat:
-                            times.setdefault((method, name), []).append(took)
+                        found[name].append(seconds(call, trainer.device))
+                        trainer.optimiser.clear()
+                for name, took in found.items():  # the first time pays for what is new
+                    times[method, name] = times.get((method, name), 0.0) + statistics.median(took[1:]) / steps
                 bar.update()
     rows = []
     for method in made:
-        own = {name: 1e3 * statistics.fmean(found) for (m, name), found in times.items() if m == method}
+        own = {name: 1e3 * mean for (m, name), mean in times.items() if m == method}
         whole = own.pop("step")
         rows.append({"method": method, "part": "step", "ms": whole, "over_parts": whole / sum(own.values())})
         rows += [{"method": method, "part": name, "ms": value} for name, value in own.items()]

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from harness.sections import TrainConfig
+from harness.sections import OF_LATER_ROUNDS, TrainConfig
 from harness.train.anchors import blocks_at, draw
 from harness.train.corpus import Batch, BatchOrder, Corpus, Trajectory, collate
 from harness.train.curve import Curve
@@ -110,7 +110,7 @@ class Trainer:
         self.held_objective = Decay(settings.gamma)
         self.slots = len(drafter.layout.supervised_slots)
         loose = {k: v for k, v in settings.model_dump().items() if k not in LOOSE}
-        without = {*(() if rounds.count else OF_ROUNDS), *(OF_HEADS if drafter.config.head == "plain" else ())}
+        without = {*(() if rounds.count else OF_LATER_ROUNDS), *(() if drafter.config.head_options else OF_HEADS)}
         loose = {k: v for k, v in loose.items() if k not in without}
         self.identity = identity | {"train": loose, "seed": seed, "drafter": drafter.config.to_dict()}
         self.step, self.seconds, self.blocks, self._saved = 0, 0.0, 0, 0
@@ -190,9 +190,8 @@ class Trainer:
         Returns what each round counted; a round that no chain reached counted nothing.
         """
         ids, lengths = batch.ids.to(self.device), batch.lengths.to(self.device)
-        taps, past = self.stores.train.batch(batch), None
-        if self.rounds.uses_past:
-            taps, past = self.stores.train.batch_with_past(batch)
+        store = self.stores.train
+        taps, past = store.batch_with_past(batch) if self.rounds.uses_past else (store.batch(batch), None)
         context = self.drafter.context(taps)
         leaf = context.detach().requires_grad_()
         tallies = self._zero()

@@ -102,7 +102,8 @@ def block_loss(
     leaf = flat.detach()
     gradient = torch.zeros_like(leaf) if backward else None
     trained = [p for p in drafter.head.parameters() if p.requires_grad] if backward else []
-    sums = [torch.zeros_like(p) for p in trained]
+    # Chunk by chunk in the parameter's own bfloat16, late chunks would fall below half a unit of the sum.
+    sums = [torch.zeros_like(p, dtype=torch.promote_types(p.dtype, torch.float32)) for p in trained]
     tally = Tally.zero(true.shape[1], hidden.device)
     share = drafter.head.base_share(progress)
     for part in rows.split(max(1, chunk // true.shape[1])):
@@ -122,7 +123,8 @@ def block_loss(
         scale = 1 / max(float(tally.weight), torch.finfo(torch.float32).tiny)
         flat.backward(gradient * scale)
         for parameter, sum_ in zip(trained, sums, strict=True):
-            parameter.grad = sum_ * scale if parameter.grad is None else parameter.grad + sum_ * scale
+            made = (sum_ * scale).to(parameter.dtype)
+            parameter.grad = made if parameter.grad is None else parameter.grad + made
     return tally
 
 

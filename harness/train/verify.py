@@ -120,6 +120,27 @@ def rejected_taps(
     return found[inside], place[inside]
 
 
+#: Proposals whose rows are run, and projected, at one time: a mask has as many rows, for every head that shares keys.
+ROWS_AT_ONCE = 4096
+
+
+def _project_rejected(
+    drafter: BlockDrafter, target: Target, past: Past, anchors: Tensor, proposals: Tensor, accepted: Tensor
+) -> Tensor:  # -> [B * N, K+1, H]
+    """Fused taps of all verify rows, zero where one was not run; some blocks at a time, which see nothing of others."""
+    batch, count, width = proposals.shape
+    rows, places = [], []
+    for some in torch.arange(count, device=anchors.device).split(max(1, ROWS_AT_ONCE // (batch * width))):
+        part = [value[:, some] for value in (anchors, proposals, accepted)]
+        taps, place = rejected_taps(target, drafter.config.taps, past, *part)
+        rows.append(drafter.fusion.project(taps))
+        sequence, inside = place // (len(some) * (width + 1)), place % (len(some) * (width + 1))
+        places.append((sequence * count + some[0]) * (width + 1) + inside)
+    found = torch.cat(rows)
+    flat = found.new_zeros(batch * count * (width + 1), found.shape[-1]).index_put((torch.cat(places),), found)
+    return flat.view(batch * count, width + 1, -1)
+
+
 def relay_after(
     drafter: BlockDrafter,
     target: Target | None,
@@ -142,10 +163,7 @@ def relay_after(
     with torch.set_grad_enabled(learns and torch.is_grad_enabled()):
         projected = None
         if drafter.relay.uses_taps:
-            taps, place = rejected_taps(target, drafter.config.taps, past, anchors, proposals, accepted)
-            rows = drafter.fusion.project(taps)
-            flat = rows.new_zeros(batch * count * (width + 1), rows.shape[-1]).index_put((place,), rows)
-            projected = flat.view(batch * count, width + 1, -1)
+            projected = _project_rejected(drafter, target, past, anchors, proposals, accepted)
         verified = Verified(
             projected, hidden.flatten(0, 1), accepted.flatten(), correction.flatten(), proposals.flatten(0, 1)
         )

@@ -117,9 +117,16 @@ class _Taken(NamedTuple):
 
 
 def _rounds(
-    drafter: BlockDrafter, store: FeatureStore, trajectories: Sequence[Trajectory], indices: Sequence[int]
+    drafter: BlockDrafter,
+    store: FeatureStore,
+    trajectories: Sequence[Trajectory],
+    indices: Sequence[int],
+    forced: Walk | None = None,
 ) -> Iterator[_Taken]:
-    """One anchor a sequence and round, all sequences at once: a relay may need what the round before left."""
+    """One anchor a sequence and round, all sequences at once: a relay may need what the round before left.
+
+    forced: for one sequence alone, proposals to go on with in place of those it makes now.
+    """
     batch = collate(trajectories, indices)
     device = next(drafter.parameters()).device
     taps, past = store.batch_with_past(batch) if drafter.relay.uses_taps else (store.batch(batch), None)
@@ -128,10 +135,13 @@ def _rounds(
     anchors = batch.prompts.to(device)  # the prefill's token is the first anchor
     going = (anchors < last).nonzero()[:, 0]
     relay: RelayState | None = None
+    replayed = itertools.count()
     while len(going):
         at, end, text = anchors[going], last[going], ids[going]
         hidden, tokens = _hidden_at(drafter, context[going], text, at, relay)
         proposals = drafter.draft(hidden, tokens).tokens
+        if forced is not None:
+            proposals = torch.tensor([forced.proposals[next(replayed)]], device=device)
         blocks = blocks_at(text, at[:, None], torch.ones_like(at[:, None], dtype=torch.bool))
         accepted = accepted_run(text, end + 1, blocks, proposals[:, None])[:, 0]
         yield _Taken(going, hidden, tokens, proposals, accepted, torch.minimum(accepted + 1, end - at))
@@ -262,16 +272,18 @@ def _step_difference(
             "place": f"step {step} at position {anchor}, proposal {slot + 1}",
             "walk": ours,
             "decoder": theirs,
-            "gap": _draft_gap(target, drafter, trajectory, step, slot),
+            "gap": _draft_gap(target, drafter, trajectory, expected, step, slot),
         }
     return None
 
 
 @torch.no_grad()
-def _draft_gap(target: Target, drafter: BlockDrafter, trajectory: Trajectory, step: int, slot: int) -> float:
-    """Gap of the draft logits of proposal `slot` at a step, the walk taken anew up to there."""
+def _draft_gap(
+    target: Target, drafter: BlockDrafter, trajectory: Trajectory, expected: Walk, step: int, slot: int
+) -> float:
+    """Gap of the draft logits of proposal `slot` at a step of the walk `expected`, which is replayed up to there."""
     store = FeatureStore(target, drafter.config.taps, [trajectory], 0.0)
-    taken = next(itertools.islice(_rounds(drafter, store, [trajectory], [0]), step, None))
+    taken = next(itertools.islice(_rounds(drafter, store, [trajectory], [0], expected), step, None))
     block = torch.cat((taken.tokens[:, None], taken.proposals), dim=1)[:, : drafter.layout.block_size]
     block = F.pad(block, (0, drafter.layout.block_size - block.shape[1]))  # what stands behind is read by no proposal
     return _gap(drafter.train_logits(taken.hidden, block).final[0, slot])
