@@ -35,27 +35,29 @@ def draw_position(positions: Sequence[Cell], methods: Sequence[str]) -> Any:
         )
     drawn = [name for name in methods if any(row["entrant"] == name for row in rows)]
     targets, temperatures = (list(dict.fromkeys(row[name] for row in rows)) for name in ("target", "temperature"))
-    width = len(temperatures) + 1
+    knew = BASELINE in drawn  # without the baseline there is nothing bare to hold the rejected rows against
+    width = len(temperatures) + knew
     size = (3.1 * width + 1.8, 2.9 * len(targets))
     figure, axes = plt.subplots(len(targets), width, figsize=size, squeeze=False, layout="constrained")
     for target, line in zip(targets, axes, strict=True):
         mine = [row for row in rows if row["target"] == target]
-        for axis, temperature in zip(line[:-1], temperatures, strict=True):
+        for axis, temperature in zip(line, temperatures, strict=False):
             here = [row for row in mine if row["temperature"] == temperature]
             for index, name in enumerate(drawn):
                 look = stroke(index) | marker(index)
                 every = (index % 3, 3)  # few markers, at other places for neighbours
                 _plot(axis, [row for row in here if row["entrant"] == name], "accepted_prefix", look, every)
             _dress(axis, f"{target}, T = {float(temperature):g}", "share of rounds, 1 to m accepted")
-        for at, temperature in enumerate(temperatures):
+        for at, temperature in enumerate(temperatures if knew else ()):
             of = [row for row in mine if (row["entrant"], row["temperature"]) == (BASELINE, temperature)]
             for name, (_, shade) in KNEW.items():
                 _plot(line[-1], of, name, _line(at, shade), None)
-        _dress(line[-1], f"{target}, {BASELINE}: what its verifier knew", "share of relayed masks")
+        if knew:
+            _dress(line[-1], f"{target}, {BASELINE}: what its verifier knew", "share of relayed masks")
     for axis in axes.flat:
         axis.set_ylim(0, 1)
     legend = [Line2D([], [], label=name, **stroke(index), **marker(index)) for index, name in enumerate(drawn)]
-    if BASELINE in drawn:
+    if knew:
         legend += [
             Line2D([], [], label=f"{words}, T = {float(temperature):g}", **_line(at, shade))
             for words, shade in KNEW.values()
