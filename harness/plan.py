@@ -172,7 +172,7 @@ class Plan:
             del drafter["head"], train["base_until"]
         if chosen.relay == "none":
             del drafter["relay"]
-        if not (chosen.relay != "none" if config.train.rounds is None else config.train.rounds):
+        if not config.train.rounds_with(chosen.relay != "none"):
             train = {key: value for key, value in train.items() if key not in OF_ROUNDS}
         return text(target=self._target(wildcards.target), drafter=drafter, train=train)
 

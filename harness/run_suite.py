@@ -47,6 +47,9 @@ from methods.heads import DraftError
 
 log = logging.getLogger(__name__)
 
+#: A suite that can be decoded and graded: its settings, the graders' limits, its tasks and their first prompts.
+Checked = tuple[SuiteConfig, Limits, Sequence[Task], Sequence[Prompt]]
+
 
 def run_suite(
     config: Config,
@@ -57,13 +60,15 @@ def run_suite(
     temperature: float,
     seed: int,
     drafter: Path | None,
+    checked: Checked | None = None,
 ) -> list[dict]:
     """Decode and grade every turn of every prompt of a suite; returns its records in order of prompts and turns.
 
+    checked: what `check_suite` found, if it has been asked before.
     All bad input (unknown suite, prompt or dialogue longer than the context, checkpoint of another target, a grader
     that fails its own test) raises before the first token is decoded.
     """
-    spec, limits, tasks, prompts = check_suite(config, target, suite)
+    spec, limits, tasks, prompts = checked or check_suite(config, target, suite)
     entrant = config.entrant(method)
     arm = load_arm(config, target, method, drafter)
     settings = decode_settings(config, suite, target, tasks, temperature, seed)
@@ -98,7 +103,7 @@ def run_suite(
     return [done[key] for key in sorted(done, key=lambda key: (order[key[0]], key[1]))]
 
 
-def check_suite(config: Config, target: Target, suite: str) -> tuple[SuiteConfig, Limits, list[Task], list[Prompt]]:
+def check_suite(config: Config, target: Target, suite: str) -> Checked:
     """The tasks and first prompts of a suite that can be decoded and graded.
 
     Raises ``ValueError`` for an unknown suite or a prompt or dialogue longer than the context, `GraderError` for a
@@ -196,8 +201,8 @@ def main(argv: list[str] | None = None) -> None:
             drafter=arguments.drafter,
             method=arguments.method,
         )
-        for suite in suites:  # one that could not be decoded is refused before any other is
-            check_suite(config, target, suite)
+        # One that could not be decoded is refused before any other is.
+        checked = {suite: check_suite(config, target, suite) for suite in suites}
         for suite in suites:
             records = run_suite(
                 config,
@@ -208,6 +213,7 @@ def main(argv: list[str] | None = None) -> None:
                 arguments.temperature,
                 arguments.seed,
                 arguments.drafter,
+                checked[suite],
             )
             name = f"{suite}-T{temperature_label(arguments.temperature)}-seed{arguments.seed}.jsonl"
             write_origin(arguments.out / name, made_by)

@@ -216,6 +216,10 @@ class TrainConfig(Section):
     wall_time_minutes: float | None = Field(None, gt=0)
     """Stop after this much training, all resumes together; null: only the steps count."""
 
+    def rounds_with(self, relay: bool) -> int:
+        """Reject-conditioned rounds of a method with or without a relay."""
+        return 2 * relay if self.rounds is None else self.rounds
+
     @model_validator(mode="after")
     def walks_are_held_out(self) -> TrainConfig:
         if self.walk_prompts > self.heldout_prompts:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from tiny import tiny_target
-from training import config, trainer
+from training import StopAt, config, trainer
 
 from harness.train.curve import Curve
 from harness.train.guard import Stopped
@@ -25,18 +25,6 @@ def weights(run):
 
 def same(a, b):
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
-
-
-class StopAt:
-    """A `between` that stops the run the n-th time it is asked."""
-
-    def __init__(self, count):
-        self.left = count
-
-    def __call__(self):
-        self.left -= 1
-        if self.left < 0:
-            raise Stopped(15, "test")
 
 
 def finish(target, cfg, folder, **kwargs):

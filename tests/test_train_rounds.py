@@ -18,6 +18,7 @@ from methods.heads import DominoHead, DraftError
 from tests import training
 from tests.drafting import HIDDEN, VOCAB, config, drafter
 from tests.tiny import tiny_target
+from tests.training import StopAt
 
 K = 5
 METHODS = ["dflow", "dflow_domino"]
@@ -306,18 +307,6 @@ def test_labels_past_the_response_count_in_no_round_and_padding_is_read_by_none(
 
 
 # -- resuming -----------------------------------------------------------------------------------------------------
-
-
-class StopAt:
-    """A `between` that stops the run the n-th time it is asked."""
-
-    def __init__(self, count):
-        self.left = count
-
-    def __call__(self):
-        self.left -= 1
-        if self.left < 0:
-            raise Stopped(15, "test")
 
 
 def test_a_resumed_run_of_many_rounds_equals_an_uninterrupted_one_bit_for_bit(tmp_path):

@@ -11,10 +11,23 @@ from harness.target import Target
 from harness.train.build import build_drafter, build_rounds
 from harness.train.corpus import Corpus, Trajectory, split
 from harness.train.features import FeatureStore
+from harness.train.guard import Stopped
 from harness.train.loop import Stores, Trainer
 from methods.objectives import objective
 from methods.recipes import RECIPES
 from tests.drafting import METHODS
+
+
+class StopAt:
+    """A `between` that stops the run the n-th time it is asked."""
+
+    def __init__(self, count):
+        self.left = count
+
+    def __call__(self):
+        self.left -= 1
+        if self.left < 0:
+            raise Stopped(15, "test")
 
 
 def config(work: Path, drafter: dict[str, Any] | None = None, **train: Any) -> Config:

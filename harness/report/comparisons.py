@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from harness.gauge import drafted, knowledge
 from harness.report.cells import BOUNDS, Settings, tau_sums, training_flags
@@ -156,12 +157,9 @@ def follows(rows: Sequence[Mapping[str, Any]]) -> tuple[float, float, int]:
 
 
 def _pearson(x: np.ndarray, y: np.ndarray) -> float:  # [N], [N]
-    if not np.ptp(x) or not np.ptp(y):
-        return math.nan
-    x, y = x - x.mean(), y - y.mean()
-    return float(x @ y) / math.sqrt(float((x @ x) * (y @ y)))
+    return float(np.corrcoef(x, y)[0, 1]) if np.ptp(x) and np.ptp(y) else math.nan
 
 
 def _ranks(values: np.ndarray) -> np.ndarray:  # [N] -> [N]
     """Rank of each value; equal ones share the mean of theirs."""
-    return (values[:, None] > values).sum(axis=1) + ((values[:, None] == values).sum(axis=1) - 1) / 2
+    return pd.Series(values).rank().to_numpy()

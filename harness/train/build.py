@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 def build_rounds(settings: TrainConfig, drafter: BlockDrafter, target: Target, seed: int) -> MaskRounds:
     """The rounds of one run: two after the first with a relay, none without, unless the settings say otherwise."""
-    count = settings.rounds if settings.rounds is not None else 2 * drafter.relay.uses_states
+    count = settings.rounds_with(drafter.relay.uses_states)
     if not count:
         return MaskRounds(seed, settings.anchors)
     return RejectedRounds(
