@@ -161,7 +161,7 @@ class Plan:
         behind = {} if twin is None else twin.model_dump(include=fields)
         prompts = content_digest(project_path(settings.source)) if settings.source.endswith(".jsonl") else None
         return text(
-            target=self._target(wildcards.target), trajectories=settings.model_dump(), behind=behind, prompts=prompts
+            target=self._trainer(wildcards.target), trajectories=settings.model_dump(), behind=behind, prompts=prompts
         )
 
     def train(self, wildcards) -> str:
@@ -174,7 +174,7 @@ class Plan:
             del drafter["relay"]
         if not config.train.rounds_with(chosen.relay != "none"):
             train = {key: value for key, value in train.items() if key not in OF_ROUNDS}
-        return text(target=self._target(wildcards.target), drafter=drafter, train=train)
+        return text(target=self._trainer(wildcards.target), drafter=drafter, train=train)
 
     def decode(self, wildcards) -> str:
         suites = {name: suite.model_dump() for name, suite in self.config.suites.items()}
@@ -223,6 +223,13 @@ class Plan:
         asked = {"train": self.config.train.threads, "decode": self.config.decode.threads}[stage]
         return min(asked or all_of_them, all_of_them)
 
+    def train_length(self, wildcards) -> int:
+        """Roughly how long a training takes beside the others, in steps of a plain drafter: the longest start first, so
+        that no core waits for one at the end."""
+        train, chosen = self.config.settings_of(wildcards.method).train, self._recipe(wildcards.method)
+        rounds = train.rounds_with(chosen.relay != "none")
+        return round(train.steps * (1 + rounds) * (1 if chosen.head == "plain" else 1.25))
+
     def _recipe(self, entrant: str) -> Recipe:
         return RECIPES[self.config.entrant(entrant).recipe]
 
@@ -233,8 +240,13 @@ class Plan:
 
     @lru_cache  # noqa: B019  (one plan per run)
     def _target(self, name: str) -> dict[str, Any]:
+        """What a target decodes as."""
         target = self.config.targets[name]
-        return {**target.model_dump(), "content": content_digest(local_source(target))}
+        return {**target.model_dump(exclude={"training_dtype"}), "content": content_digest(local_source(target))}
+
+    def _trainer(self, name: str) -> dict[str, Any]:
+        """What it is trained as."""
+        return self._target(name) | {"dtype": self.config.targets[name].in_training.dtype}
 
 
 def check_file_names(config: Config) -> None:

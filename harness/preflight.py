@@ -27,15 +27,16 @@ def refuse_unusable(config: Config, target: Target, tasks: Sequence[Task]) -> No
     have: prompts past the context or without a plain form, blocks, taps or mask tokens outside the target, all prompts
     held out or longer than ``train.max_length``; ``GraderError`` for a grader that fails its own test."""
     refuse_suites(config, target)
-    methods = [method for method in config.methods if recipe(method).drafts]
-    if not methods:
+    trained = dict.fromkeys(config.entrant(name).weights for name in config.entrants)
+    trained = [name for name in trained if recipe(config.entrant(name).recipe).drafts]
+    if not trained:
         return
     prompts = build_prompts(tasks, target, config.trajectories.max_new_tokens)
     shortest = [Trajectory(prompt.id, prompt.ids, SHORTEST, 0.0) for prompt in prompts]
-    train = config.train
-    split(shortest, {}, train.max_length, train.heldout_prompts, train.walk_prompts)
-    for method in methods:
-        mask = drafter_config(config.drafter, target, method).mask_token_id
+    for name in trained:
+        own = config.settings_of(name)
+        split(shortest, {}, own.train.max_length, own.train.heldout_prompts, own.train.walk_prompts)
+        mask = drafter_config(own.drafter, target, config.entrant(name).recipe).mask_token_id
         refuse_mask_in_text(mask, [replace(one, response_ids=()) for one in shortest])
 
 

@@ -32,12 +32,20 @@ class TargetConfig(Section):
     revision: str | None = None
     """Commit or tag of a hub id; recorded, and part of what makes a result."""
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"
+    training_dtype: Literal["float32", "bfloat16", "float64"] | None = None
+    """While trajectories are written and drafters trained, target and drafter alike; null: dtype, which is that of
+    decoding and timing.  bfloat16 saves half the time or more on processors that multiply in it."""
     device: str = "auto"
     """auto (a GPU if there is one), cpu, cuda, or cuda:N."""
     thinking: bool | None = None
     """Value of enable_thinking for chat templates that have it; null leaves it out."""
     gguf_file: str | None = None
     """Name of the .gguf file inside a hub repository or folder."""
+
+    @property
+    def in_training(self) -> TargetConfig:
+        """The same target as trajectories and training load it."""
+        return self.model_copy(update={"dtype": self.training_dtype or self.dtype, "training_dtype": None})
 
 
 class SuiteConfig(Section):

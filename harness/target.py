@@ -220,7 +220,9 @@ class Target:
             if self._narrow is None or self._narrow[0] is not ids:  # one drafter asks for the same rows every time
                 self._narrow = (ids, weight[ids], None if bias is None else bias[ids])
             _, weight, bias = self._narrow
-        logits = F.linear(hidden, weight, bias)
+        # As rows of one matrix: for a slice, such as the last token of a prompt, torch would copy the weight.
+        logits = F.linear(hidden.reshape(-1, hidden.shape[-1]), weight, bias)
+        logits = logits.view(*hidden.shape[:-1], len(weight))
         return logits if self._softcap is None else torch.tanh(logits / self._softcap) * self._softcap
 
     @property

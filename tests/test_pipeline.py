@@ -18,6 +18,7 @@ from harness.plan import Plan, content_digest
 ROOT = Path(__file__).parent.parent
 RULES = ROOT / "harness" / "rules"
 FIGURES = {"acceptance_figure", "position_figure", "dose_figure"}  # of the tables; curves have one of their own
+AFTER_TRAINING = {"decode", "timing", "cells", "table1", "table3", "positions", *FIGURES, "all"}
 DOWNSTREAM = {"cells", "table1", "table3", "positions", *FIGURES, "all"}
 #: Two methods and the baseline, a control that is trained and one that borrows its weights.
 WHO = {
@@ -174,6 +175,7 @@ def test_new_method_leaves_the_other_methods_alone(tree):
     [
         ("suites={pocket_word: {prompts: 3}}", {"decode", "timing"} | DOWNSTREAM),
         ("train={steps: 5}", {"train", "decode", "timing", "training_figure"} | DOWNSTREAM),
+        ("targets={pocket: {training_dtype: bfloat16}}", {"trajectories", "train", "training_figure"} | AFTER_TRAINING),
         ("decode={batch_size: 3}", {"decode", "timing"} | DOWNSTREAM),
         ("timing={repeats: 4}", {"timing", "cells", "table1", "acceptance_figure", "all"}),
         ("report={bootstrap: 10}", DOWNSTREAM - {"positions", "position_figure"}),
@@ -329,3 +331,12 @@ def test_every_output_is_ignored_by_git():
     if done.returncode == 128:
         pytest.skip("not in a git repository")
     assert done.stdout.split() == names.split()
+
+
+def test_the_longest_trainings_start_first():
+    plan = Plan(load_config("pocket"))
+    by_length = sorted(plan.trained, key=lambda name: -plan.train_length(SimpleNamespace(method=name)))
+    methods = [name for name in by_length if name in plan.config.methods]
+    assert methods == ["dflow_domino", "dflow", "domino", "dflash"]
+    assert by_length.index("dflow_k3") < by_length.index("dflow_k1") < by_length.index("domino")
+    assert "priority: plan.train_length" in (RULES / "train.smk").read_text()

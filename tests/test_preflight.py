@@ -48,6 +48,17 @@ def test_what_a_later_stage_would_refuse_is_refused_first(target, over, words):
         asked(config(**over), target)
 
 
+@pytest.mark.parametrize("list_", ["methods", "ablations"])
+def test_variants_are_asked_about_too(target, list_):
+    def with_taps(taps):
+        variant = {"method": "dflash", "label": "other taps", "drafter": {"taps": taps}}
+        return config(**({"variants": {"mine": variant}, "ablations": []} | {list_: ["dflash", "mine"]}))
+
+    asked(with_taps([1, 2]), target)
+    with pytest.raises(ValueError, match="taps are .0, 99., but the target has layers 0 to 11"):
+        asked(with_taps([0, 99]), target)
+
+
 def test_a_mask_token_that_prompts_use_is_refused(target):
     used = build_prompts(tasks_of(config(), target), target)[0].ids[1]
     with pytest.raises(ValueError, match=f"mask token {used} occurs in prompt"):

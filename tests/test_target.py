@@ -13,6 +13,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness.cache import RaggedCache
 from harness.target import Target, TargetError
@@ -331,3 +332,24 @@ def test_rendering_ends_where_the_model_speaks():
     assert target.tokenizer.decode(ids) == "<|user|>2+2?<|end|><|assistant|>"
     with pytest.raises(TargetError, match="template"):
         tiny_target("llama", template=None).render([{"role": "user", "content": "x"}])
+
+
+def test_the_head_of_a_slice_copies_no_weight():
+    """The last token of a prompt is a slice; as a batch of matrices it would cost a copy of the whole head."""
+
+    class Sizes(TorchDispatchMode):
+        largest = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            made = func(*args, **(kwargs or {}))
+            if "clone" in str(func) or "copy" in str(func) or "bmm" in str(func):
+                self.largest = max(self.largest, made.numel())
+            return made
+
+    target = tiny_target(dtype=torch.bfloat16)
+    hidden = torch.randn(1, 7, target.hidden_size, dtype=torch.bfloat16)
+    with torch.no_grad(), Sizes() as sizes:
+        sliced = target.head(hidden[:, -1:])
+    assert sizes.largest <= hidden.numel() and sliced.shape == (1, 1, target.vocab_size)
+    assert torch.equal(sliced, target.head(hidden[:, -1:].contiguous()))
+    assert target.head(hidden[0, 0]).shape == (target.vocab_size,)

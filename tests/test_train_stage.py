@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from tiny import tiny_model, tiny_target
 from tokenizers import Tokenizer, models
 from training import config
@@ -12,9 +13,10 @@ from transformers import PreTrainedTokenizerFast
 
 from harness.config import ConfigError
 from harness.data import Task, suite_prompts
+from harness.decode import Decoder, DecodeSettings, Prompt
 from harness.gauge import main as gauge_main
 from harness.sections import DrafterSettings
-from harness.target import Target, TargetError
+from harness.target import DTYPES, Target, TargetError
 from harness.train import __main__ as stage
 from harness.train.build import build_drafter, draft_vocab, mask_token, refuse_mask_in_text
 from harness.train.corpus import Trajectory
@@ -22,6 +24,7 @@ from harness.train.trajectories import facts_of, generate, publish
 from harness.train.trajectories import main as trajectories_main
 from harness.train.walk import WalkMismatch
 from methods.checkpoint import load_drafter
+from methods.runner import BlockDraftRunner
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +108,36 @@ def test_trajectories_of_another_dtype_are_refused(made, tmp_path, monkeypatch):
     monkeypatch.setattr(Target, "load", classmethod(lambda cls, *args, **kwargs: wider))
     with pytest.raises(ValueError, match="dtype 'float32'.*'float64'"):
         stage.run(config(tmp_path), "tiny", "dflash", 0, made, tmp_path / "d")
+
+
+def test_a_target_may_be_trained_for_in_another_dtype_than_it_decodes_in(target, tmp_path, monkeypatch):
+    """Trajectories and training in bfloat16; the checkpoint still belongs to the float32 target, and decodes there."""
+    asked = []
+
+    def load(cls, source, *args, **kwargs):
+        asked.append(source.dtype)
+        return tiny_target(dtype=DTYPES[source.dtype])
+
+    monkeypatch.setattr(Target, "load", classmethod(load))
+    cfg = config(tmp_path)
+    narrow = cfg.targets["tiny"].model_copy(update={"training_dtype": "bfloat16"})
+    cfg = cfg.model_copy(update={"targets": {"tiny": narrow}})
+    tasks = [Task(f"t{i}", "s", (f"say {i * 7}",)) for i in range(12)]
+    writer = Target.load(narrow.in_training)
+    lines = generate(writer, tasks, cfg.trajectories, tmp_path / "part.jsonl")
+    manifest = publish(tmp_path / "made", lines, facts_of(writer, cfg, "tiny", tasks))
+    assert manifest["dtype"] == "bfloat16" and manifest["fingerprint"] == target.fingerprint
+    facts = stage.run(cfg, "tiny", "dflow_domino", 0, tmp_path / "made", tmp_path / "d")
+    assert asked == ["bfloat16", "bfloat16"] and facts["identity"]["dtype"] == "torch.bfloat16"
+    assert not facts["check"]["exact"]  # rounding decides in bfloat16, so differences are listed there
+    assert {t.dtype for t in load_file(tmp_path / "d" / "model.safetensors").values()} == {torch.bfloat16}
+    expected = {"target_fingerprint": target.fingerprint}
+    drafter = load_drafter(tmp_path / "d", target.binding, expected, dtype=target.dtype).eval()
+    prompts = [Prompt(f"p{i}", (3 + i, 9, 27)) for i in range(2)]
+    settings = DecodeSettings(temperature=0.0, seed=0, max_new_tokens=20)
+    plain = Decoder(target, None, settings).run(prompts)
+    drafted = Decoder(target, lambda rows, size: BlockDraftRunner(drafter, rows, size), settings).run(prompts)
+    assert [r.output_ids for r in plain] == [r.output_ids for r in drafted]
 
 
 def test_what_cannot_be_trained_is_refused_by_name(made, loaded, tmp_path):

@@ -17,6 +17,7 @@ rule train:
     log:
         f"{WORK}/logs/train-{{target}}-{{method}}-seed{{seed}}.log",
     threads: plan.threads("train", TORCH_THREADS)
+    priority: plan.train_length
     conda:
         "../../environment.yml"
     message:

@@ -57,7 +57,7 @@ def run(config: Config, name: str, method: str, seed: int, trajectories: Path, o
     if entrant.weights != method:
         raise ConfigError(f"{method!r} borrows the drafter of {entrant.weights!r}; train that one")
     config = config.settings_of(method)
-    source = config.target(name)
+    source = config.target(name).in_training
     settings = config.train
     if settings.threads:
         torch.set_num_threads(settings.threads)

@@ -201,7 +201,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         drafted = [name for name in config.methods if recipe(config.entrant(name).recipe).drafts]
         methods = arguments.methods or drafted
         folder = arguments.trajectories or project_path(config.output_dir) / "trajectories" / arguments.target
-        target = Target.load(config.target(arguments.target), arguments.target)
+        target = Target.load(config.target(arguments.target).in_training, arguments.target)
         with TemporaryDirectory() as work:
             made = trainers(config, target, methods, folder, Path(work))
         if arguments.peak_only:
@@ -215,7 +215,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         peaks = {name: peak(arguments.config, arguments.target, name, folder) for name in tqdm(methods, desc="memory")}
     except (ValueError, OSError, RuntimeError) as error:
         parser.exit(2, f"{error}\n")
-    report(rows, peaks, config.targets[arguments.target].dtype, arguments.out)
+    report(rows, peaks, config.targets[arguments.target].in_training.dtype, arguments.out)
 
 
 def report(rows: list[dict[str, Any]], peaks: dict[str, float], dtype: str, out: Path | None) -> None:

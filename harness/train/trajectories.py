@@ -178,7 +178,7 @@ def twin_suite(config: Config) -> SuiteConfig | None:
 
 def facts_of(target: Target, config: Config, name: str, tasks: Sequence[Task]) -> dict[str, Any]:
     """What a response depends on, beside its prompt."""
-    settings, source, twin = config.trajectories, config.targets[name], twin_suite(config)
+    settings, source, twin = config.trajectories, config.target(name).in_training, twin_suite(config)
     stops = twin.stop_strings if twin is not None else None
     return {
         "stop_strings": list(stop_strings(tasks, target) if stops is None else stops),
@@ -238,7 +238,7 @@ def main(argv: list[str] | None = None) -> None:
 
 def run(config: Config, name: str, out: Path) -> dict[str, Any]:
     """Generate (or finish generating) the trajectories of one target and publish them in `out`."""
-    target = Target.load(config.target(name), name)
+    target = Target.load(config.target(name).in_training, name)
     made_by = provenance()  # now: a commit made during a long run is not the one that runs
     tasks = tasks_of(config, target)
     refuse_unusable(config, target, tasks)
