@@ -21,19 +21,16 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError
 from torch import Tensor
 
 from harness.attention import NAME as RAGGED
 from harness.cache import RaggedCache, Step
-from harness.config import local_source
 from harness.lean import LeanDecoder, NotLean
-from harness.soundness import TargetError, compare_forwards, refuse_gaps, refuse_nonfinite, refuse_states
+from harness.model_source import read_model
+from harness.soundness import TargetError, compare_forwards, refuse_nonfinite, refuse_states
 from methods.contract import TargetBinding
 
 log = logging.getLogger(__name__)
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 
 
 @dataclass
@@ -91,32 +88,9 @@ class Target:
         dtype, an absent device, weights that lack tensors of the model or hold NaN, or a model whose outputs our cached
         forward does not reproduce.
         """
-        from transformers import AutoModelForCausalLM, AutoTokenizer
-
-        source, extra = _resolve_source(config)
-        name = name or Path(source).name
-        if config.dtype not in DTYPES:
-            raise TargetError(f"target {name}: dtype is {config.dtype!r}; use one of {', '.join(DTYPES)}")
-        device = _find_device(config.device, name)
-        if config.revision is not None:
-            extra["revision"] = config.revision
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(source, **extra)
-            model, found = AutoModelForCausalLM.from_pretrained(
-                source,
-                dtype=DTYPES[config.dtype],
-                output_loading_info=True,
-                ignore_mismatched_sizes=True,  # reported below, by name
-                **extra,
-            )
-        except (OSError, ValueError, SafetensorError) as error:
-            raise TargetError(
-                f"target {name}: cannot load {source!r} ({str(error).splitlines()[0]}); give a hub id, a folder with "
-                "config.json, tokenizer and weights, or a .gguf file"
-            ) from error
-        refuse_gaps(found, name, source)
-        revision = getattr(model.config, "_commit_hash", None) or config.revision  # a commit says more than a tag
-        target = cls(model.to(device), tokenizer, name, config.thinking, config.source, revision)
+        name = name or Path(config.source).name
+        model, tokenizer, revision = read_model(config, name)
+        target = cls(model, tokenizer, name, config.thinking, config.source, revision)
         if check:
             target.self_test()
         return target
@@ -323,18 +297,6 @@ class Target:
         self.model.set_attn_implementation(RAGGED if ours else stock)
 
 
-def _find_device(asked: str, name: str) -> torch.device:
-    if asked == "auto":
-        asked = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        return torch.empty(0, device=asked).device
-    except (RuntimeError, AssertionError) as error:  # torch asserts where it was built without CUDA
-        raise TargetError(
-            f"target {name}: device {asked!r} cannot be used ({str(error).splitlines()[0]}); use auto, cpu, or a GPU "
-            "that this machine has"
-        ) from error
-
-
 def _max_positions(config: Any, name: str) -> int:
     positions = getattr(config, "max_position_embeddings", None)
     if positions is None:
@@ -350,12 +312,3 @@ def _decoder_layers(decoder: Any, name: str) -> Any:
     if layers is None:
         raise TargetError(f"target {name}: {type(decoder).__name__} has no .layers to tap; use a decoder-only model")
     return layers
-
-
-def _resolve_source(config: Any) -> tuple[str, dict[str, str]]:
-    """Turn a configured source into what from_pretrained takes: a hub id or folder, and a GGUF file within it."""
-    path = local_source(config)
-    gguf = getattr(config, "gguf_file", None)
-    if path is not None and path.suffix == ".gguf":
-        return str(path.parent), {"gguf_file": path.name}
-    return (str(path) if path is not None else config.source), ({"gguf_file": gguf} if gguf else {})

@@ -15,8 +15,9 @@ from harness.config import ConfigError
 from harness.data import Task, suite_prompts
 from harness.decode import Decoder, DecodeSettings, Prompt
 from harness.gauge import main as gauge_main
+from harness.model_source import DTYPES
 from harness.sections import DrafterSettings
-from harness.target import DTYPES, Target, TargetError
+from harness.target import Target, TargetError
 from harness.train import __main__ as stage
 from harness.train.build import build_drafter, draft_vocab, mask_token, refuse_mask_in_text
 from harness.train.corpus import Trajectory
