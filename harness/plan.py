@@ -127,7 +127,8 @@ class Plan:
     def tables(self) -> list[str]:
         """Tables beside Table 1, as far as there is something to put into them."""
         ablated = ["table3.csv", "table3.md", "comparisons.csv"] if self._ablated else []
-        return [f"{self.out}/{name}" for name in (*ablated, *(["positions.csv"] if self._traced else []))]
+        traced = ["positions.csv"] if self._traced else []
+        return [f"{self.out}/{name}" for name in (*ablated, *traced, "reproduction.md")]
 
     def figures_made(self) -> list[str]:
         """Figures there is something to draw in: what the verifier knew stands in traces alone."""

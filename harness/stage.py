@@ -64,6 +64,7 @@ STAGES: dict[str, tuple[tuple[str, ...], frozenset[str]]] = {
     "table1": (("harness.report.table1",), SURROUNDINGS),
     "table3": (("harness.report.table3",), SURROUNDINGS),
     "positions": (("harness.report.positions",), SURROUNDINGS),
+    "reproduction": (("harness.report.reproduction",), SURROUNDINGS),
     "figures": (("harness.report.figures",), SURROUNDINGS),
 }
 

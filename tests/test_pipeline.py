@@ -18,8 +18,8 @@ from harness.plan import Plan, content_digest
 ROOT = Path(__file__).parent.parent
 RULES = ROOT / "harness" / "rules"
 FIGURES = {"acceptance_figure", "position_figure", "dose_figure"}  # of the tables; curves have one of their own
-AFTER_TRAINING = {"decode", "timing", "cells", "table1", "table3", "positions", *FIGURES, "all"}
-DOWNSTREAM = {"cells", "table1", "table3", "positions", *FIGURES, "all"}
+AFTER_TRAINING = {"decode", "timing", "cells", "table1", "reproduction", "table3", "positions", *FIGURES, "all"}
+DOWNSTREAM = {"cells", "table1", "reproduction", "table3", "positions", *FIGURES, "all"}
 #: Two methods and the baseline, a control that is trained and one that borrows its weights.
 WHO = {
     "methods": ["ar", "dflash", "dflow"],
@@ -177,7 +177,7 @@ def test_new_method_leaves_the_other_methods_alone(tree):
         ("train={steps: 5}", {"train", "decode", "timing", "training_figure"} | DOWNSTREAM),
         ("targets={pocket: {training_dtype: bfloat16}}", {"trajectories", "train", "training_figure"} | AFTER_TRAINING),
         ("decode={batch_size: 3}", {"decode", "timing"} | DOWNSTREAM),
-        ("timing={repeats: 4}", {"timing", "cells", "table1", "acceptance_figure", "all"}),
+        ("timing={repeats: 4}", {"timing", "cells", "table1", "reproduction", "acceptance_figure", "all"}),
         ("report={bootstrap: 10}", DOWNSTREAM - {"positions", "position_figure"}),
     ],
 )

@@ -154,14 +154,20 @@ def read_done(base: Path, config: Config, entrants: Sequence[str]) -> dict[tuple
 
 
 def read_reported(folder: Path) -> dict[tuple[str, str, float, str], tuple[float, str]]:
-    """Acceptance lengths that papers print, from every CSV of the folder."""
+    """Acceptance lengths that papers print, of each the first in the order of `reported_paths`."""
     found: dict[tuple[str, str, float, str], tuple[float, str]] = {}
-    for path in sorted(folder.glob("*.csv")):
+    for path in reported_paths(folder):
         for row in read_rows(path):
             if row.get("metric") == "acceptance_length" and row["temperature"] and row["suite"]:
                 key = (row["target"].lower(), row["method"], float(row["temperature"]), row["suite"])
                 found.setdefault(key, (float(row["value"]), row["source"]))
     return found
+
+
+def reported_paths(folder: Path) -> list[Path]:
+    """The CSV files of reported numbers, those of the paper that is reproduced here first: where several papers print
+    a cell, its numbers are of drafters trained on the same data."""
+    return sorted(folder.glob("*.csv"), key=lambda path: (not path.name.startswith("dflow_"), path.name))
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:

@@ -43,6 +43,25 @@ rule table1:
         " --cells {input.cells:q} --out {output.csv:q} > >(tee -i {log:q}) 2>&1"
 
 
+rule reproduction:
+    input:
+        reported_files(),
+        cells=f"{OUT}/cells.csv",
+    output:
+        f"{OUT}/reproduction.md",
+    params:
+        code=plan.code("reproduction"),
+    log:
+        f"{WORK}/logs/reproduction.log",
+    conda:
+        "../../environment.yml"
+    message:
+        "what papers print, beside what was measured"
+    shell:
+        'exec "$HARNESS_PYTHON" -m harness.launch harness.report.reproduction'
+        " --cells {input.cells:q} --out {output:q} > >(tee -i {log:q}) 2>&1"
+
+
 rule table3:
     input:
         reported_files(),
