@@ -175,7 +175,7 @@ def test_the_papers_table_stands_beside_with_its_own_gains(folder):
     run(table_main, folder)
     text = (folder / "out/table3.md").read_text()
     assert "| 0 | Qwen3-1.7B | dflow | 3.93 | +10.4 % | arXiv:2609.06498 Table 3 |" in text
-    assert "| 0 | Qwen3-1.7B | dflow_domino_teacher_forced | 2.22 |  | arXiv:2609.06498 Section 6 |" in text
+    assert "| 0 | Qwen3-1.7B | dflow_domino_teacher | 2.22 |  | arXiv:2609.06498 Section 6 |" in text
     run(table_main, folder, "--reported", str(folder / "nowhere"))
     assert "Reported elsewhere" not in (folder / "out/table3.md").read_text()
 
