@@ -5,6 +5,8 @@ It knows files, dtypes and devices.  It does not know what a target is asked, no
 
 from __future__ import annotations
 
+import logging
+import platform
 from typing import Any
 
 import torch
@@ -12,6 +14,8 @@ from safetensors import SafetensorError
 
 from harness.config import local_source
 from harness.soundness import TargetError, refuse_gaps
+
+log = logging.getLogger(__name__)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 
@@ -28,6 +32,8 @@ def read_model(config: Any, name: str) -> tuple[Any, Any, str | None]:
     if config.dtype not in DTYPES:
         raise TargetError(f"target {name}: dtype is {config.dtype!r}; use one of {', '.join(DTYPES)}")
     device = find_device(config.device, name)
+    if device.type == "cpu" and config.dtype == "bfloat16" and not multiplies_bfloat16():
+        log.warning("target %s: this processor does not multiply in bfloat16; float32 will be faster", name)
     if config.revision is not None:
         extra["revision"] = config.revision
     try:
@@ -47,6 +53,14 @@ def read_model(config: Any, name: str) -> tuple[Any, Any, str | None]:
     refuse_gaps(found, name, source)
     revision = getattr(model.config, "_commit_hash", None) or config.revision  # a commit says more than a tag
     return model.to(device), tokenizer, revision
+
+
+def multiplies_bfloat16() -> bool:
+    """Whether this processor has instructions for products of bfloat16, as far as torch tells."""
+    if platform.machine().lower() not in ("x86_64", "amd64"):
+        return True
+    asked = (getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))
+    return any(ask is None or ask() for ask in asked)
 
 
 def find_device(asked: str, name: str) -> torch.device:

@@ -45,6 +45,14 @@ def test_a_checkpoint_has_one_fingerprint_in_every_dtype_and_version(saved, monk
     assert Target.load(saved).fingerprint == first
 
 
+@pytest.mark.parametrize(("able", "dtype", "warned"), [(0, "bfloat16", 1), (1, "bfloat16", 0), (0, "float32", 0)])
+def test_bfloat16_on_a_processor_without_it_is_warned_of(saved, monkeypatch, caplog, able, dtype, warned):
+    monkeypatch.setattr("harness.model_source.multiplies_bfloat16", lambda: bool(able))
+    saved.dtype = dtype
+    Target.load(saved)
+    assert ("does not multiply in bfloat16" in caplog.text) == bool(warned)
+
+
 def test_a_loaded_target_knows_where_it_came_from(saved):
     saved.revision = "v1"
     target = Target.load(saved, "tiny")
