@@ -1,16 +1,20 @@
-"""What would stop a later stage for a target, asked before that target's first long one: a mistake found after an hour
-of responses is late.
+"""What would stop a later stage, asked before the first long one: a mistake found after an hour of responses is late.
 
-It asks the code that will run, with what is known by now, and keeps no rule of its own.  It refuses and makes nothing,
-so it is no part of what the trajectories depend on (`harness/stage.py`).
+    python -m harness.preflight --config paper      # can this run here, and what will it cost?
+
+Before a target's first long stage `refuse_unusable` asks the code that will run, with what is known by then, and keeps
+no rule of its own.  It refuses and makes nothing, so it is no part of what the trajectories depend on
+(`harness/stage.py`).
 """
 
 from __future__ import annotations
 
+import argparse
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
-from harness.config import Config
+from harness.config import Config, load_config
 from harness.data import Task, build_prompts, refuse_overlong, suite_prompts
 from harness.score.grade import Limits, self_test
 from harness.target import Target
@@ -49,3 +53,39 @@ def refuse_suites(config: Config, target: Target) -> None:
         build_prompts(asked, target, suite.max_new_tokens)
         for task in asked:
             refuse_overlong(task, target, suite.max_new_tokens)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Say what a configuration needs and whether it is here.  Code 0 if all of it is, 2 if something is wrong."""
+    parser = argparse.ArgumentParser(prog="python -m harness.preflight", description="Can it run here, at what cost?")
+    parser.add_argument("--config", default="pocket", help="a profile or a YAML file")
+    arguments = parser.parse_args(argv)
+    logging.basicConfig(level=logging.ERROR, format="%(message)s")
+    try:
+        config = load_config(arguments.config, check=False)  # files that are not there are findings, below
+    except ValueError as error:
+        parser.exit(2, f"{error}\n")
+    from harness import readiness  # with torch and the hub's client, which a mistake above need not wait for
+
+    found = readiness.devices(config)
+    missing = [finding for finding in found if finding.fault]
+    if missing:  # nothing can be measured, and nothing else matters
+        more = f" (and {len(missing) - 1} more targets)" if len(missing) > 1 else ""
+        parser.exit(2, f"{config.profile} cannot run here: {missing[0].fault}{more}\n")
+    models = readiness.models(config)
+    offline = any(finding.fault.startswith(readiness.SILENCE) for finding in models)
+    found += [*models, *readiness.data(config, offline)]
+    budget = readiness.budget(config)
+    found += readiness.room(config, budget)
+    width = max(len(finding.what) for finding in found)
+    for finding in found:
+        print(f"{'fault' if finding.fault else 'ok':6} {finding.what:{width}}  {finding.said}")
+    print()
+    print(readiness.table(budget))
+    faults = [finding for finding in found if finding.fault]
+    if faults:
+        parser.exit(2, "\n" + "".join(f"{finding.what}: {finding.fault}\n" for finding in faults))
+
+
+if __name__ == "__main__":
+    main()
