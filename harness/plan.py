@@ -26,7 +26,7 @@ from harness.config import (
     temperature_label,
 )
 from harness.provenance import origin_path
-from harness.report.inputs import BASELINE
+from harness.report.inputs import figure_names
 from harness.sections import OF_LATER_ROUNDS
 from harness.stage import ROOT, digest
 from methods.recipes import RECIPES, Recipe
@@ -131,11 +131,7 @@ class Plan:
         return [f"{self.out}/{name}" for name in (*ablated, *traced, "reproduction.md")]
 
     def figures_made(self) -> list[str]:
-        """Figures there is something to draw in: what the verifier knew stands in traces alone."""
-        names = ["acceptance", "training"] if self.trained else []
-        over = [pair for pair in self.config.comparisons if pair[1] == BASELINE and set(pair) <= set(self.entrants)]
-        names += ["position"] * self._traced + ["dose"] * bool(self._traced and over)
-        return [file for name in names for file in self.figure_files(name)]
+        return [file for name in figure_names(self.config) for file in self.figure_files(name)]
 
     @property
     def _traced(self) -> bool:

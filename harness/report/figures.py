@@ -22,15 +22,9 @@ from harness.report.figures_dose import draw_dose
 from harness.report.figures_position import draw_position
 from harness.report.figures_style import STYLE, save
 from harness.report.figures_training import draw_training, read_curves
-from harness.report.inputs import BASELINE
+from harness.report.inputs import figure_names
 
 NAMES = ("acceptance", "training", "position", "dose")
-
-
-def of_config(config: Config) -> tuple[str, ...]:
-    """The figures that a configuration has; `dose` wants a comparison with the baseline."""
-    compared = any(second == BASELINE and first in config.entrants for first, second in config.comparisons)
-    return NAMES if compared and BASELINE in config.entrants else NAMES[:-1]
 
 
 def draw(name: str, config: Config, cells: Path, positions: Path, comparisons: Path) -> Any:
@@ -59,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         base = project_path(config.output_dir)
         files = [getattr(arguments, name) or base / f"{name}.csv" for name in ("cells", "positions", "comparisons")]
         with plt.rc_context(STYLE):
-            for name in [arguments.only] if arguments.only else of_config(config):
+            for name in [arguments.only] if arguments.only else figure_names(config):
                 save(draw(name, config, *files), folder, name, formats)
     except ValueError as error:
         parser.exit(2, f"{error}\n")

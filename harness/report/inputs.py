@@ -120,6 +120,16 @@ def drafts(config: Config, name: str) -> bool:
     return recipe(config.entrant(name).recipe).drafts
 
 
+def figure_names(config: Config) -> list[str]:
+    """The figures there is something to draw in: what the verifier knew stands in traces alone, and `dose` wants a
+    comparison with the baseline."""
+    if not any(drafts(config, name) for name in config.entrants):
+        return []
+    over = any(second == BASELINE and {first, second} <= set(config.entrants) for first, second in config.comparisons)
+    traced = config.decode.trace
+    return ["acceptance", "training", *["position"] * traced, *["dose"] * (traced and over)]
+
+
 def trained(config: Config, name: str) -> bool:
     """Whether an entrant has a drafter of its own, with a learning curve: borrowed weights have their lender's."""
     return drafts(config, name) and config.entrant(name).weights == name
