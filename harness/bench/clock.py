@@ -1,0 +1,73 @@
+"""How long a call takes: warm-up, blocks of calls with one synchronisation at each end, candidates interleaved.
+
+It knows clocks and devices.  It does not know what is called.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+Call = Callable[[], object]
+#: A block of calls lasts about this long, so that neither the clock's grain nor one interruption counts.
+BLOCK_SECONDS = 0.02
+#: Calls of a block, however short one is.
+MOST_CALLS = 2000
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Of one call, in microseconds: the median over blocks, and the fastest and the slowest of them."""
+
+    median: float
+    fastest: float
+    slowest: float
+
+
+def compare(calls: Mapping[str, Call], device: torch.device, repeats: int = 7) -> dict[str, Timing]:
+    """Time every call in `repeats` rounds, each round a block of every call in turn, so that a machine that slows down
+    slows all of them down."""
+    counts = {}
+    for name, call in calls.items():
+        call()  # compilation and allocation are counted nowhere
+        seconds = _block(call, 1, device)
+        counts[name] = max(1, min(MOST_CALLS, int(BLOCK_SECONDS / max(seconds, 1e-7))))
+        _block(call, counts[name], device)
+    taken: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(repeats):
+        for name, call in calls.items():
+            taken[name].append(1e6 * _block(call, counts[name], device) / counts[name])
+    return {name: Timing(statistics.median(t), min(t), max(t)) for name, t in taken.items()}
+
+
+def _block(call: Call, count: int, device: torch.device) -> float:
+    """Seconds of `count` calls, with one synchronisation before and one after."""
+    _wait(device)
+    start = time.perf_counter()
+    for _ in range(count):
+        call()
+    _wait(device)
+    return time.perf_counter() - start
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def graphed(call: Call, device: torch.device) -> Call:
+    """The call recorded as a CUDA graph, to be replayed.  Its tensors must stay where they are."""
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            call()
+    torch.cuda.current_stream(device).wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return graph.replay
