@@ -76,6 +76,7 @@ rule all:
 
 include: "harness/rules/trajectories.smk"
 include: "harness/rules/train.smk"
+include: "harness/rules/import.smk"
 include: "harness/rules/decode.smk"
 include: "harness/rules/timing.smk"
 include: "harness/rules/tables.smk"

@@ -26,8 +26,8 @@ def load_arm(config: Config, target: Target, name: str, folder: Path | None) -> 
     """The drafter factory (rows, capacity) -> Drafter of an entrant, or None for plain autoregressive decoding.
 
     folder: the checkpoint of whoever trained its weights.  Raises ``ValueError`` if the name is unknown, if a drafting
-    recipe has no folder, or if the checkpoint holds another recipe, has a head or relay with other options, or was made
-    for another target, template or thinking mode (both values are named).
+    recipe has no folder, or if the checkpoint holds another recipe, was made for another target, template or thinking
+    mode, or, trained here, has a head or relay with other options (both values are named).
     """
     entrant = config.entrant(name)
     chosen = recipe(entrant.recipe)
@@ -40,8 +40,9 @@ def load_arm(config: Config, target: Target, name: str, folder: Path | None) -> 
         "target_fingerprint": target.fingerprint,
         "template_hash": target.template_hash,
         "thinking": target.thinking,
-        **expected_options(chosen, config.settings_of(name).drafter, target.hidden_size),
     }
+    if config.pretrained_for(target.name, name) is None:  # an imported drafter brings its own
+        expected |= expected_options(chosen, config.settings_of(name).drafter, target.hidden_size)
     drafter = load_drafter(folder, target.binding, expected, dtype=target.dtype, device=target.device).eval()
     return lambda rows, capacity: BlockDraftRunner(drafter, rows, capacity, relay=entrant.relay)
 

@@ -127,7 +127,8 @@ class Budget:
         found: list[Cost] = []
         for name in self.shapes:
             found.append(self.trajectories(name))
-            found += [self.training(name, entrant) for entrant in self.trained()]
+            trained = [entrant for entrant in self.trained() if not self.config.pretrained_for(name, entrant)]
+            found += [self.training(name, entrant) for entrant in trained]
             found += [self.decoding(name, entrant) for entrant in self.config.entrants]
         return found
 

@@ -37,17 +37,21 @@ def temperature_label(temperature: float) -> str:
 
 
 def local_source(target: TargetConfig) -> Path | None:
-    """The folder or file a target's source names, or None where it is a hub id.
+    """The folder or file a target's source names, or None where it is a hub id; see `local_path`."""
+    return local_path(target.source, "target source")
+
+
+def local_path(source: str, what: str) -> Path | None:
+    """The folder or file that `source` names, or None where it is a hub id.
 
     Raises ConfigError where it can only be a path (starts with . / or ~, has two slashes, ends in .gguf) and
-    nothing is there.
+    nothing is there.  what: names it in the error.
     """
-    path = project_path(target.source)
+    path = project_path(source)
     if path.exists():
         return path
-    source = target.source
     if source.startswith((".", "/", "~")) or source.count("/") > 1 or source.endswith(".gguf"):
-        raise ConfigError(f"target source {source!r}: no such file or folder; give a path that exists or a hub id")
+        raise ConfigError(f"{what} {source!r}: no such file or folder; give a path that exists or a hub id")
     return None
 
 
@@ -139,6 +143,9 @@ def check_paths(config: Config) -> None:
         raise ConfigError(f"data_dir or HARNESS_DATA_DIR is {str(root)!r}: no such folder; correct or remove it")
     for target in config.targets.values():
         local_source(target)
+    for name, drafters in config.pretrained.items():
+        for method, given in drafters.items():
+            local_path(given.source, f"pretrained.{name}.{method}.source")
     prompts = config.trajectories.source
     if prompts not in TRAINING_SOURCES and not project_path(prompts).is_file():
         raise ConfigError(

@@ -21,6 +21,7 @@ from harness.config import (
     ConfigError,
     dump,
     load_config,
+    local_path,
     local_source,
     project_path,
     temperature_label,
@@ -31,6 +32,8 @@ from harness.sections import OF_LATER_ROUNDS
 from harness.stage import ROOT, digest
 from methods.recipes import RECIPES, Recipe
 
+#: Of a drafter that was trained.
+CURVE = "learning_curve.csv"
 #: Files of a local target up to this size are hashed; larger ones are told apart by size and time of change.
 HASHED_BYTES = 64 * 2**20
 #: Settings of training that only rounds after the first look at.
@@ -46,8 +49,13 @@ class Plan:
         entrants = [config.entrant(name) for name in config.entrants]
         self.entrants = config.entrants
         self.drafting = [e.name for e in entrants if RECIPES[e.recipe].drafts]
-        #: Whose training makes a drafter, in the order they are needed.
-        self.trained = list(dict.fromkeys(e.weights for e in entrants if RECIPES[e.recipe].drafts))
+        #: Who has a drafter of its own, trained or imported, in the order they are needed.
+        self.lenders = list(dict.fromkeys(e.weights for e in entrants if RECIPES[e.recipe].drafts))
+        #: (target, lender) of the drafters that are imported; all others are trained.
+        self.imported = [(t, name) for t in config.targets for name in self.lenders if config.pretrained_for(t, name)]
+        pairs = [(t, name) for name in self.lenders for t in config.targets if (t, name) not in self.imported]
+        #: Who is trained for at least one target.
+        self.trained = list(dict.fromkeys(name for _, name in pairs))
         self.temperatures = [temperature_label(value) for value in config.temperatures]
 
     @classmethod
@@ -82,7 +90,7 @@ class Plan:
         """Files of the drafter an entrant decodes with; none for one that has no drafter."""
         weights = self.config.entrant(method).weights
         folder = f"{self.out}/drafters/{target}/{weights}-seed{seed}"
-        return [f"{folder}/config.json", f"{folder}/model.safetensors"] if weights in self.trained else []
+        return [f"{folder}/config.json", f"{folder}/model.safetensors"] if weights in self.lenders else []
 
     def drafters(self, target: str, seeds: Iterable[int]) -> list[str]:
         """Files of the drafters of Table 1."""
@@ -90,16 +98,24 @@ class Plan:
         return list(dict.fromkeys(files))
 
     def marks(self, name: str, entrants: Iterable[str] | None = None) -> list[str]:
-        """done.json or learning_curve.csv of the drafters behind `entrants` (default: the methods)."""
+        """done.json or learning_curve.csv of the drafters behind `entrants` (default: the methods); those that are
+        imported have no curve."""
         names = self.config.methods if entrants is None else entrants
         lenders = dict.fromkeys(self.config.entrant(entrant).weights for entrant in names)
         return [
             f"{self.out}/drafters/{target}/{weights}-seed{seed}/{name}"
             for target in self.config.targets
             for weights in lenders
-            if weights in self.trained
+            if weights in self.lenders and not (name == CURVE and (target, weights) in self.imported)
             for seed in self.config.seeds
         ]
+
+    def targets_of(self, *, imported: bool) -> str:
+        """A pattern for the wildcard `target` in a drafter's path, where that drafter is imported, or where it is
+        trained.  No wildcard alone can tell, so it looks at the method behind it."""
+        pairs = [re.escape(f"{target}/{name}-seed") + "[0-9]+/" for target, name in self.imported]
+        ahead = f"(?{'=' if imported else '!'}{'|'.join(pairs)})" if pairs else "(?!)" * imported
+        return f"{ahead}(?:{self.any_of(self.config.targets)})"
 
     def records_of(self, target: str, method: str, temperature: str, seed: int | str) -> list[str]:
         """What one decoding job writes: a file per suite."""
@@ -172,6 +188,15 @@ class Plan:
         if not config.train.rounds_with(chosen.relay != "none"):
             train = {key: value for key, value in train.items() if key not in OF_ROUNDS}
         return text(target=self._trainer(wildcards.target), drafter=drafter, train=train)
+
+    def source(self, wildcards) -> str:
+        """Where an imported drafter comes from, as configured."""
+        return self.config.pretrained_for(wildcards.target, wildcards.method).source
+
+    def pretrained(self, wildcards) -> str:
+        given = self.config.pretrained_for(wildcards.target, wildcards.method)
+        content = content_digest(local_path(given.source, "pretrained source"))
+        return text(target=self._target(wildcards.target), pretrained=given.model_dump(), content=content)
 
     def decode(self, wildcards) -> str:
         suites = {name: suite.model_dump() for name, suite in self.config.suites.items()}

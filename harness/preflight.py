@@ -32,7 +32,11 @@ def refuse_unusable(config: Config, target: Target, tasks: Sequence[Task]) -> No
     held out or longer than ``train.max_length``; ``GraderError`` for a grader that fails its own test."""
     refuse_suites(config, target)
     trained = dict.fromkeys(config.entrant(name).weights for name in config.entrants)
-    trained = [name for name in trained if recipe(config.entrant(name).recipe).drafts]
+    trained = [
+        name
+        for name in trained
+        if recipe(config.entrant(name).recipe).drafts and config.pretrained_for(target.name, name) is None
+    ]
     if not trained:
         return
     prompts = build_prompts(tasks, target, config.trajectories.max_new_tokens)

@@ -16,6 +16,8 @@ from harness.pocket.world import SUITES as POCKET_SUITES
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 SuiteSource = Literal["pocket", "gsm8k", "humaneval"]
+#: Layouts of released checkpoints, as `methods.published` knows them.
+CheckpointFormat = Literal["dflash", "domino"]
 #: What training prompts can come from, beside a .jsonl file.
 TRAINING_SOURCES = ("pocket", *POCKET_SUITES, "gsm8k")
 
@@ -260,6 +262,18 @@ class ReportConfig(Section):
     """Resamples of the prompts behind each interval; the spread between seeds enters by Student's t."""
     confidence: float = Field(0.95, gt=0, lt=1)
     figure_formats: list[Literal["png", "pdf", "svg"]] = ["png", "pdf", "svg"]
+
+
+class Pretrained(Section):
+    """A released checkpoint that is imported where a drafter would be trained."""
+
+    source: str = Field(min_length=1)
+    """A hub id or a local folder with config.json and model.safetensors.  A relative path is looked up from the project
+    root."""
+    format: CheckpointFormat
+    """dflash (z-lab) or domino."""
+    revision: str | None = None
+    """Commit or tag of a hub id; recorded, and part of what makes a result."""
 
 
 class Variant(Section):

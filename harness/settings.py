@@ -19,6 +19,7 @@ from harness.sections import (
     DecodeConfig,
     DrafterSettings,
     Name,
+    Pretrained,
     ReportConfig,
     Section,
     Seed,
@@ -65,6 +66,8 @@ class Config(Section):
     """Of Table 1: recipes (methods/recipes.py; ar is the target alone) and variants."""
     variants: dict[Name, Variant] = {}
     """Controls and ablations by name; one is trained and decoded if `methods` or `ablations` names it."""
+    pretrained: dict[Name, dict[Name, Pretrained]] = {}
+    """By target and method (a recipe or a variant that is trained): the checkpoint to import instead of training."""
     ablations: list[Name] = []
     """Of Table 3, in its order."""
     comparisons: list[tuple[Name, Name]] = []
@@ -142,6 +145,28 @@ class Config(Section):
             raise ValueError(f"variants.{name}: {found.name!r} has a head without settings; remove drafter.head")
 
     @model_validator(mode="after")
+    def imports_are_usable(self) -> Config:
+        for target, drafters in self.pretrained.items():
+            if target not in self.targets:
+                hint, known = nearest(target, self.targets), ", ".join(self.targets)
+                raise ValueError(f"pretrained: no target {target!r}{hint}; the configuration has {known}")
+            for name, given in drafters.items():
+                self._refuse_import(f"pretrained.{target}.{name}", name, given)
+        return self
+
+    def _refuse_import(self, place: str, name: str, given: Pretrained) -> None:
+        """A checkpoint can stand in for a training, of the recipe that its format holds, and nowhere else."""
+        lenders = [*trained_recipes(), *(other for other, v in self.variants.items() if v.method)]
+        if name not in lenders:
+            raise ValueError(f"{place}: {_unknown(name, lenders)}")
+        variant = self.variants.get(name)
+        found = variant.method if variant else name
+        if found != given.format:  # a format is named after the recipe whose drafters it holds
+            raise ValueError(f"{place}: format {given.format!r} holds no drafter of recipe {found!r}")
+        if variant and (variant.train or variant.drafter):
+            raise ValueError(f"{place}: it is imported, so its settings of train and drafter would change nothing")
+
+    @model_validator(mode="after")
     def entrants_are_known(self) -> Config:
         valid = [*method_names(), *self.variants]
         named = {"methods": self.methods, "ablations": self.ablations}
@@ -168,6 +193,10 @@ class Config(Section):
         return Entrant(
             name, self.entrant(variant.weights).recipe, variant.weights, variant.relay == "on", variant.label
         )
+
+    def pretrained_for(self, target: str, name: str) -> Pretrained | None:
+        """The checkpoint that an entrant's drafter for `target` is imported from, or None where it is trained."""
+        return self.pretrained.get(target, {}).get(self.entrant(name).weights)
 
     @property
     def entrants(self) -> list[str]:

@@ -58,6 +58,7 @@ STAGES: dict[str, tuple[tuple[str, ...], frozenset[str]]] = {
         ("harness.train.__main__",),
         SURROUNDINGS | DECODER | {"harness.train.trajectories", "harness.preflight"},
     ),
+    "import": (("harness.checkpoint",), SURROUNDINGS | LOOP),
     "decode": (("harness.run_suite",), SURROUNDINGS),
     "timing": (("harness.timing",), SURROUNDINGS),
     "cells": (("harness.report.cells",), SURROUNDINGS),
@@ -185,8 +186,7 @@ class Module:
                     yield module
 
     def meaning(self, statement: ast.stmt, wanted: frozenset[str], root: Path) -> tuple[str, list]:
-        """Normalised source of `statement` and where its names lead, with only the wanted entries of
-        tables."""
+        """Normalised source of `statement` and where its names lead; of tables, only the wanted entries."""
         table = _table_name(statement)
         key = (id(statement), wanted if table else frozenset())
         if key not in self.meanings:

@@ -231,6 +231,37 @@ BREAKS: dict[str, Break] = {
         "if False:",
         "tests/test_drafter.py::test_a_slot_that_was_never_written_is_an_error",
     ),
+    # -- released checkpoints
+    "shift-label-turned-round": Break(
+        "methods.published:_alignment",
+        'return "next" if shifted else "same"',
+        'return "same" if shifted else "next"',
+        "tests/test_published.py::test_a_released_domino_config_reads_as_the_drafter_it_defines",
+    ),
+    "mask-may-be-a-stop-token": Break(
+        "methods.published:_refuse_for_target",
+        "meanings |= target.reserved",
+        "pass",
+        "tests/test_published.py::test_what_cannot_be_is_refused_by_its_name_and_value",
+    ),
+    "last-layer-tapped-without-its-norm": Break(
+        "methods.published:refuse_unsaid",
+        "target.num_layers - 1:",
+        "target.num_layers:",
+        "tests/test_published.py::test_what_cannot_be_is_refused_by_its_name_and_value",
+    ),
+    "keys-left-unread": Break(
+        "methods.published:drafter_config",
+        "keys.refuse_rest()",
+        "pass",
+        "tests/test_published.py::test_what_cannot_be_is_refused_by_its_name_and_value",
+    ),
+    "taps-written-one-layer-late": Break(
+        "methods.published:published_config",
+        "return values",
+        'return values | {"dflash_config": options | {"target_layer_ids": [t + 1 for t in config.taps]}}',
+        "tests/test_checkpoint_stage.py::test_a_tap_is_the_output_of_its_layer_as_transformers_lists_it_one_later",
+    ),
     # -- training
     "labels-run-past-the-response": Break(
         "harness.train.anchors:labels",

@@ -85,6 +85,12 @@ def test_hours_follow_the_settings():
     assert disk > 0
 
 
+def test_an_imported_drafter_is_not_trained():
+    given = {"qwen3-8b": {"dflash": {"source": "z-lab/Qwen3-8B-DFlash-b16", "format": "dflash"}}}
+    found = costs(pretrained=given)
+    assert ("train", "dflash") not in found and ("train", "dflow") in found and ("decode", "dflash") in found
+
+
 def test_what_a_training_took_here_is_taken_over_and_scaled_for_its_controls(tmp_path):
     over = {"output_dir": str(tmp_path / "out")}
     folder = tmp_path / "out" / "drafters" / "qwen3-8b" / "dflow-seed3"

@@ -135,6 +135,13 @@ def test_settings_of_the_relay_are_none_of_a_method_without_one(tree):
     assert jobs(tree, "drafter={relay: {mlp_width: 7}}") == {**made, **dict.fromkeys(DOWNSTREAM, 1)}
 
 
+def test_import_takes_the_place_of_one_training_and_of_no_other(tree):
+    (tree / "release").mkdir(exist_ok=True)
+    one = "pretrained={pocket: {dflash: {source: ./release, format: dflash}}}"
+    made = {"import_drafter": 1, "decode": TEMPERATURES, "timing": 1, "training_figure": 1}
+    assert jobs(tree, one) == {**made, **dict.fromkeys(DOWNSTREAM, 1)}
+
+
 def test_new_seed_leaves_the_other_seeds_alone(tree):
     made = {"train": TRAINED, "decode": (DRAFTING + 1) * TEMPERATURES, "training_figure": 1}
     assert jobs(tree, "seeds=[0, 1]") == {**made, **dict.fromkeys(DOWNSTREAM, 1)}
@@ -319,7 +326,7 @@ def test_profiles_share_no_file():
 def test_what_checks_everything_is_first_among_the_rules_that_are_ready():
     """Baselines could be decoded first, for hours, before a mistake is found.  (Dry runs do not show the order.)"""
     given = {path.stem: re.findall(r"^    priority: (\d+)", path.read_text(), re.M) for path in RULES.glob("*.smk")}
-    assert given.pop("trajectories") == ["1"] and not any(given.values())
+    assert given.pop("trajectories") == ["1"] and given.pop("import") == ["2"] and not any(given.values())
 
 
 def test_every_output_is_ignored_by_git():

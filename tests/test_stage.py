@@ -136,7 +136,9 @@ def all_digests(root: Path, methods: list[str], sources=(stage.EVERY_SOURCE,)) -
         ("harness/accept.py", "accept_exact", {"trajectories", "decode", "timing"}),  # these decide the tokens
         ("harness/stops.py", "StopRule", {"trajectories", "decode", "timing"}),
         ("methods/runner.py", "BlockDraftRunner", {"decode", "timing"}),
-        ("methods/backbone.py", "DFlashBackbone", {"train", "decode", "timing"}),
+        ("methods/backbone.py", "DFlashBackbone", {"train", "import", "decode", "timing"}),
+        ("methods/published.py", "drafter_config", {"import"}),
+        ("harness/checkpoint.py", "import_drafter", {"import"}),
         ("harness/train/loop.py", "Trainer", {"train"}),
         ("harness/train/trajectories.py", "generate", {"trajectories"}),
         ("harness/config.py", "load_config", set()),

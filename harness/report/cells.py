@@ -223,8 +223,13 @@ def _origin(found: Mapping[str, Any]) -> str:
 
 
 def training_flags(inputs: Inputs, key: Key) -> list[str]:
-    """What the drafters' final marks say about their training."""
+    """What the drafters' final marks say about where they come from: of one that was imported nothing is claimed about
+    its training, and it is the same drafter under every seed."""
     marks = inputs.done.get((key.target, key.method), [])
+    origins = list(dict.fromkeys(_import_of(mark["imported"]) for mark in marks if mark.get("imported")))
+    if origins:
+        same = "" if len(marks) == 1 else f", one drafter under all {len(marks)} seeds"
+        return [f"imported from {' and '.join(origins)}{same}"]
     short = [mark for mark in marks if mark.get("plateau") is False]
     if not short:
         return []
@@ -232,6 +237,12 @@ def training_flags(inputs: Inputs, key: Key) -> list[str]:
     # A curve has rows at evaluations only: the span begins with the last one before the last third.
     still = f" (accept_walk gained up to {max(gains):.1%} since the evaluation before the last third)" if gains else ""
     return [f"under-trained: {len(short)} of {len(marks)} drafters had not reached their plateau{still}"]
+
+
+def _import_of(found: Mapping[str, Any]) -> str:
+    """A source with what tells its versions apart: the commit on the hub, else the content."""
+    version = f"revision {found['revision'][:12]}" if found.get("revision") else f"sha256 {found['sha256'][:12]}"
+    return f"{found['source']} ({found['format']}, {version})"
 
 
 def main(argv: Sequence[str] | None = None) -> None:

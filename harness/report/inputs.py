@@ -123,11 +123,12 @@ def drafts(config: Config, name: str) -> bool:
 def figure_names(config: Config) -> list[str]:
     """The figures there is something to draw in: what the verifier knew stands in traces alone, and `dose` wants a
     comparison with the baseline."""
-    if not any(drafts(config, name) for name in config.entrants):
-        return []
+    drafting = [name for name in config.entrants if drafts(config, name)]
+    curves = any(not config.pretrained_for(target, name) for target in config.targets for name in drafting)
     over = any(second == BASELINE and {first, second} <= set(config.entrants) for first, second in config.comparisons)
-    traced = config.decode.trace
-    return ["acceptance", "training", *["position"] * traced, *["dose"] * (traced and over)]
+    traced = bool(drafting) and config.decode.trace
+    found = {"acceptance": bool(drafting), "training": curves, "position": traced, "dose": traced and over}
+    return [name for name, drawn in found.items() if drawn]
 
 
 def trained(config: Config, name: str) -> bool:

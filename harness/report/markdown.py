@@ -31,6 +31,9 @@ CONVENTION = (
 )
 ELSEWHERE = "The papers' averages are over other targets and suites and cannot be compared with ours."
 
+#: Beginnings of flags that concern a drafter, whatever the suite.
+OF_DRAFTERS = ("under-trained", "imported from")
+
 
 def one_seed(cells: Iterable[Cell]) -> str:
     """The warning, if any line rests on one seed alone."""
@@ -127,9 +130,9 @@ def warnings(cells: Sequence[Cell]) -> str:
     found: dict[str, list[str]] = {}
     for cell in cells:
         for flag in cell["flags"].split("; "):
-            if flag.startswith(("under-trained", "tau=1.00", "no average")):
+            if flag.startswith((*OF_DRAFTERS, "tau=1.00", "no average")):
                 place = f"{cell['target']} {cell['method']}"
-                if not flag.startswith("under-trained"):
+                if not flag.startswith(OF_DRAFTERS):
                     place += f", {cell['suite']}, T = {float(cell['temperature']):g}"
                 found.setdefault(flag, []).append(place)
     return "\n".join(f"* {'; '.join(dict.fromkeys(places))}: **{flag}**" for flag, places in found.items())

@@ -53,8 +53,8 @@ from methods.recipes import recipe
 PAPERS_TABLE = "dflow_table3.csv"
 ABOUT = """\
 Every drafter is one of a seed; an entrant with the weights of another decodes with that one's, and has its steps
-and minutes of training. Relay: `none` where the recipe has none, `off` where it is kept from decoding. Minutes are
-those of a mean drafter on the machine that trained it."""
+and minutes of training; one that was imported has neither. Relay: `none` where the recipe has none, `off` where it is
+kept from decoding. Minutes are those of a mean drafter on the machine that trained it."""
 RESCUE = """\
 **Rescue 1-4**, of the second: share of relayed masks 1 to 4 where the rejected row's argmax is the token finally
 committed and the second's own next draft is not; of a second that relays itself, what its relay left unused. A relay

@@ -10,6 +10,7 @@ rule train:
         curve=f"{OUT}/drafters/{{target}}/{{method}}-seed{{seed}}/learning_curve.csv",
         done=f"{OUT}/drafters/{{target}}/{{method}}-seed{{seed}}/done.json",
     wildcard_constraints:
+        target=plan.targets_of(imported=False),
         method=plan.any_of(plan.trained),
     params:
         settings=plan.train,
