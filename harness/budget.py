@@ -142,15 +142,15 @@ class Budget:
     def trajectories(self, name: str) -> Cost:
         settings, shape = self.config.trajectories, self.shapes[name]
         source = self.config.targets[name].in_training
-        tokens = settings.prompts * self._response(settings.max_new_tokens)
-        rows = min(settings.batch_size, settings.prompts)
+        tokens = sum(settings.shares.values()) * self._response(settings.max_new_tokens)
+        rows = min(settings.batch_size, sum(settings.shares.values()))
         seconds = tokens / rows * self._pass(shape, source, rows) + self._flops(
-            2 * shape.body * settings.prompts * PROMPT_TOKENS, source
+            2 * shape.body * sum(settings.shares.values()) * PROMPT_TOKENS, source
         )
         memory = self._weights(shape, source) + rows * (PROMPT_TOKENS + settings.max_new_tokens) * shape.cache_bytes(
             ITEMSIZE[source.dtype]
         )
-        disk = JSON_BYTES * (tokens + settings.prompts * PROMPT_TOKENS)
+        disk = JSON_BYTES * (tokens + sum(settings.shares.values()) * PROMPT_TOKENS)
         return Cost("trajectories", name, 1, seconds / 3600, memory / 2**30, disk / 2**30)
 
     def training(self, name: str, entrant: str) -> Cost:
@@ -189,7 +189,7 @@ class Budget:
         config, shape = self.config.settings_of(entrant), self.shapes[name]
         train, source = config.train, config.targets[name].in_training
         relay, itemsize = recipe(config.entrant(entrant).recipe).relay != "none", ITEMSIZE[source.dtype]
-        tokens = config.trajectories.prompts * self._length(config)
+        tokens = sum(config.trajectories.shares.values()) * self._length(config)
         kept = tokens * self._taps(config) * shape.hidden_size * itemsize <= train.feature_cache_gb * 2**30
         kept &= not relay or tokens * shape.cache_bytes(itemsize) <= train.key_cache_gb * 2**30
         operations = 0.0 if kept else 2 * shape.body * train.batch_sequences * self._length(config)

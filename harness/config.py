@@ -146,12 +146,13 @@ def check_paths(config: Config) -> None:
     for name, drafters in config.pretrained.items():
         for method, given in drafters.items():
             local_path(given.source, f"pretrained.{name}.{method}.source")
-    prompts = config.trajectories.source
-    if prompts not in TRAINING_SOURCES and not project_path(prompts).is_file():
-        raise ConfigError(
-            f"trajectories.source is {prompts!r}: no such file here or in {ROOT}; correct the path, or name one of "
-            f"{', '.join(TRAINING_SOURCES)}"
-        )
+    for prompts in config.trajectories.shares:
+        if prompts not in TRAINING_SOURCES and not project_path(prompts).is_file():
+            key = "sources" if config.trajectories.sources else "source"
+            raise ConfigError(
+                f"trajectories.{key} is {prompts!r}: no such file here or in {ROOT}; correct the path, or name one of "
+                f"{', '.join(TRAINING_SOURCES)}"
+            )
 
 
 def schema_text() -> str:

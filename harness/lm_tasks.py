@@ -65,7 +65,9 @@ def write_tasks(config: Config, target: Target, out: Path) -> list[str]:
             log.warning("suite %s is a dialogue and stays out", suite)
             continue
         data = (out / f"{suite}.jsonl").resolve()
-        lines = [json.dumps(document(task, target, spec.max_new_tokens, spec.scored)) for task in tasks]
+        lines = [
+            json.dumps(document(task, target, spec.max_new_tokens, spec.scored, config.run_code)) for task in tasks
+        ]
         write_bytes(data, "".join(f"{line}\n" for line in lines).encode())
         until = stop_strings(tasks, target, spec.stop_strings)
         content = task_file(suite, data, until, spec.max_new_tokens)
@@ -75,7 +77,7 @@ def write_tasks(config: Config, target: Target, out: Path) -> list[str]:
     return names
 
 
-def document(task: Task, target: Target, max_new_tokens: int, scored: bool) -> dict[str, Any]:
+def document(task: Task, target: Target, max_new_tokens: int, scored: bool, run_code: bool) -> dict[str, Any]:
     """One line: what is asked, and what its grader needs."""
     messages = first_messages(task)
     prompt_of(task, messages, target, max_new_tokens)  # refuses what cannot be asked
@@ -85,6 +87,7 @@ def document(task: Task, target: Target, max_new_tokens: int, scored: bool) -> d
         "text": text,
         "gold": gold_response(task) or "",
         "scored": scored,
+        "run_code": run_code,
         "task": json.dumps(asdict(task)),  # as text: the columns of a data set have one type each
     }
 
@@ -111,7 +114,7 @@ def task_file(suite: str, data: Path, until: Sequence[str], max_new_tokens: int)
 def process_results(doc: dict[str, Any], results: Sequence[str]) -> dict[str, float]:
     """Accuracy and whether no answer was found, of one document and its one answer; nothing for what is not graded."""
     task = _task(json.loads(doc["task"]))
-    mark = grade(task, results[0], 0, Limits(run_code=doc["scored"])) if doc["scored"] else None
+    mark = grade(task, results[0], 0, Limits(run_code=doc["run_code"])) if doc["scored"] else None
     if mark is None or mark.score is None:
         return {}
     return {"accuracy": mark.score, "no_answer": float(mark.verdict == "no_answer")}

@@ -28,7 +28,7 @@ from harness.config import (
 )
 from harness.provenance import origin_path
 from harness.report.inputs import figure_names
-from harness.sections import OF_LATER_ROUNDS
+from harness.sections import CODE_SOURCES, OF_LATER_ROUNDS
 from harness.stage import ROOT, digest
 from methods.recipes import RECIPES, Recipe
 
@@ -167,15 +167,22 @@ class Plan:
     # -- slices of the configuration, as text --------------------------------------------------------------
 
     def trajectories(self, wildcards) -> str:
+        """Settings, and of every source the suite it is asked like and the file it is read from.  A single source
+        stands as it did before there could be several."""
         settings = self.config.trajectories
-        twin = next((s for s in self.config.suites.values() if s.source == settings.source), None)
+        behind = {source: self._behind(source) for source in settings.shares}
+        files = {s: content_digest(project_path(s)) for s in settings.shares if s.endswith(".jsonl")}
+        asked = settings.model_dump(exclude=None if settings.sources else {"sources"})
+        if not settings.sources:
+            behind, files = behind[settings.source], files.get(settings.source)
+        return text(target=self._trainer(wildcards.target), trajectories=asked, behind=behind, prompts=files)
+
+    def _behind(self, source: str) -> dict[str, Any]:
+        """What a training source takes over from the suite it is asked like."""
+        twin = self.config.twin(source)
         # pocket prompts take no shots, which are what the seed draws
-        fields = {"stop_strings"} if settings.source == "pocket" else {"stop_strings", "shots", "sample_seed"}
-        behind = {} if twin is None else twin.model_dump(include=fields)
-        prompts = content_digest(project_path(settings.source)) if settings.source.endswith(".jsonl") else None
-        return text(
-            target=self._trainer(wildcards.target), trajectories=settings.model_dump(), behind=behind, prompts=prompts
-        )
+        fields = {"stop_strings"} if source == "pocket" else {"stop_strings", "shots", "sample_seed"}
+        return {} if twin is None else twin.model_dump(include=fields)
 
     def train(self, wildcards) -> str:
         """Settings of the run, without those that only other methods look at."""
@@ -203,7 +210,9 @@ class Plan:
         entrant = self.config.entrant(wildcards.method)
         relay = {} if entrant.relay else {"relay": "off"}
         decode = self.config.decode.model_dump(exclude={"threads"})
-        return text(target=self._target(wildcards.target), suites=suites, decode=decode, **relay)
+        sources = {suite.source for suite in self.config.suites.values()}
+        code = {"run_code": self.config.run_code} if CODE_SOURCES & sources else {}
+        return text(target=self._target(wildcards.target), suites=suites, decode=decode, **relay, **code)
 
     def timing(self, wildcards) -> str:
         whole = self.config.model_dump(include={"suites", "methods", "decode", "timing"})
@@ -256,9 +265,9 @@ class Plan:
         return RECIPES[self.config.entrant(entrant).recipe]
 
     def trajectories_code(self) -> str:
-        """Digest of the code behind the trajectories, with the loader of their prompts; no method takes part."""
-        source = self.config.trajectories.source
-        return digest("trajectories", sources=["pocket" if source.startswith("pocket_") else source])
+        """Digest of the code behind the trajectories, with the loaders of their prompts; no method takes part."""
+        sources = self.config.trajectories.shares
+        return digest("trajectories", sources={"pocket" if s.startswith("pocket_") else s for s in sources})
 
     @lru_cache  # noqa: B019  (one plan per run)
     def _target(self, name: str) -> dict[str, Any]:

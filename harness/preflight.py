@@ -53,7 +53,7 @@ def refuse_suites(config: Config, target: Target) -> None:
     for name, suite in config.suites.items():
         asked = suite_prompts(name, suite, config.data_root)
         if suite.scored:
-            self_test(asked, Limits())
+            self_test(asked, Limits(run_code=config.run_code))
         build_prompts(asked, target, suite.max_new_tokens)
         for task in asked:
             refuse_overlong(task, target, suite.max_new_tokens)

@@ -159,7 +159,9 @@ def data(config: Config, offline: bool = False) -> list[Finding]:
         (f"suite {name}", suite.source, lambda name=name, suite=suite: suite_prompts(name, suite, config.data_root))
         for name, suite in config.suites.items()
     ]
-    asked.append(("training prompts", config.trajectories.source, lambda: training_prompts(config)))
+    for source, count in config.trajectories.shares.items():
+        read = lambda source=source, count=count: training_prompts(config, source, count)  # noqa: E731
+        asked.append((f"training prompts of {source}", source, read))
     found = []
     for what, source, read in asked:
         if offline and config.data_root is None and not source.startswith("pocket") and not source.endswith(".jsonl"):
@@ -173,11 +175,10 @@ def data(config: Config, offline: bool = False) -> list[Finding]:
     return found
 
 
-def training_prompts(config: Config) -> list:
-    settings = config.trajectories
-    if settings.source.endswith(".jsonl"):
-        return prompt_file(project_path(settings.source), settings.prompts)
-    return training_tasks(settings.source, settings.prompts, settings.seed, config.data_root)
+def training_prompts(config: Config, source: str, count: int) -> list:
+    if source.endswith(".jsonl"):
+        return prompt_file(project_path(source), count)
+    return training_tasks(source, count, config.trajectories.seed, config.data_root)
 
 
 def shapes(config: Config) -> dict[str, Shape]:

@@ -74,6 +74,7 @@ def run_suite(
     settings = decode_settings(config, suite, target, tasks, temperature, seed)
     settings = replace(settings, trace=config.decode.trace and arm is not None)
     facts = [repr(settings), config.decode.batch_size, drafter and checkpoint_digest(drafter), entrant.relay]
+    facts.append(repr(limits))
     partial = _partial_path(config, target, name, method, suite, temperature, seed, facts)
     before = {(r["prompt_id"], r["turn"]): r for r in read_records(partial, repair=True)}
     log.info(
@@ -111,7 +112,7 @@ def check_suite(config: Config, target: Target, suite: str) -> Checked:
     """
     spec = config.suite(suite)
     tasks = suite_prompts(suite, spec, config.data_root)
-    limits = Limits(run_code=spec.scored)
+    limits = Limits(run_code=config.run_code)
     if spec.scored:
         self_test(tasks, limits)
     prompts = build_prompts(tasks, target, spec.max_new_tokens)

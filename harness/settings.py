@@ -16,6 +16,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from harness.config_errors import ConfigError, nearest
 from harness.sections import (
+    ASKED_LIKE,
     DecodeConfig,
     DrafterSettings,
     Name,
@@ -60,6 +61,9 @@ class Config(Section):
     """Checkpoints and partial lines, kept between runs, never an output of a rule; null: work/<profile>."""
     data_dir: str | None = None
     """Folder with the real suites' files; null: the environment variable HARNESS_DATA_DIR, else a hub."""
+    run_code: bool = False
+    """Run the code that a target wrote, to grade it: in a process with limits, which is no security sandbox.  Off: its
+    answers are kept and have no score."""
     targets: dict[Name, TargetConfig] = Field(min_length=1)
     suites: dict[Name, SuiteConfig] = Field(min_length=1)
     methods: list[Name]
@@ -224,6 +228,11 @@ class Config(Section):
             known = ", ".join(self.suites)
             raise ConfigError(f"no suite {name!r}{nearest(name, self.suites)}; the configuration has {known}")
         return self.suites[name]
+
+    def twin(self, source: str) -> SuiteConfig | None:
+        """The first suite whose prompts have the form of a training source's: shots and stop strings are its."""
+        alike = ASKED_LIKE.get(source, (source,))
+        return next((suite for suite in self.suites.values() if suite.source in alike), None)
 
     @property
     def data_root(self) -> Path | None:

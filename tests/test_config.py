@@ -93,6 +93,9 @@ def test_every_mistake_is_reported_at_once():
         ({"targets": {"pocket": {"dtype": "float8"}}}, ["targets.pocket.dtype", "float8", "bfloat16"]),
         ({"suites": {"pocket_word": {"source": "gms8k"}}}, ["suites.pocket_word.source", "gms8k", "gsm8k"]),
         ({"trajectories": {"source": "pokcet"}}, ["trajectories.source", "'pokcet'", "'pocket'", "gsm8k", ".jsonl"]),
+        ({"trajectories": {"sources": {"mpbb": 3}}}, ["trajectories.sources", "'mpbb'", "'mbpp'", ".jsonl"]),
+        ({"trajectories": {"sources": {"gsm8k": 3}}}, ["source is 'pocket', prompts 4000", "'gsm8k': 3", "to null"]),
+        ({"trajectories": {"source": None}}, ["source is None", "prompts 4000", "source and prompts, or sources"]),
         ({"drafter": {"block_size": 8, "num_proposals": 8}}, ["num_proposals is 8", "at most 7"]),
         ({"train": {"walk_prompts": 99}}, ["walk_prompts is 99", "heldout_prompts"]),
         ({"train": {"learning_rate": float("nan")}}, ["train.learning_rate", "nan"]),
@@ -158,11 +161,18 @@ def test_training_sources_are_those_that_can_be_loaded():
     from harness.data import DataError, training_tasks
 
     for source in TRAINING_SOURCES:
-        if source != "gsm8k":  # needs its file
+        if source.startswith("pocket"):  # the others need their files
             assert len(training_tasks(source, 5, 0)) == 5
     with pytest.raises(DataError) as caught:
         training_tasks("pokcet", 5, 0)
     assert set(str(caught.value).split("valid: ")[1].split(", ")) == set(TRAINING_SOURCES)
+
+
+def test_code_is_run_in_the_pocket_world_and_elsewhere_on_request():
+    assert {name: load_config(name, check=False).run_code for name in profile_names()} == {
+        **dict.fromkeys(["pocket", "smoke", "plateau", "reference"], True), "laptop": False, "paper": False
+    }  # fmt: skip
+    assert load_config("laptop", {"run_code": "true"}, check=False).run_code
 
 
 def test_missing_data_folder_is_an_error(tmp_path, monkeypatch):

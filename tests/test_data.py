@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import sys
 import warnings
 from dataclasses import replace
@@ -31,6 +29,7 @@ from harness.data import (
 )
 from harness.pocket.world import SUITES
 from harness.train.trajectories import tasks_of
+from tests.data_folder import gsm_rows, pinned_folder
 
 
 class FakeTarget:
@@ -54,37 +53,9 @@ def suite(source="gsm8k", prompts=5, sample_seed=0, shots=None):
     return SimpleNamespace(source=source, prompts=prompts, sample_seed=sample_seed, shots=shots)
 
 
-def gsm_rows(count, tag):
-    return [
-        {"question": f"{tag}: what is {i} + 1?", "answer": f"{i} + 1 = {i + 1}\n#### {i + 1}"} for i in range(count)
-    ]
-
-
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A data folder with small files, pinned for the test."""
-    contents = {
-        "gsm8k/test": gsm_rows(30, "test"),
-        "gsm8k/train": gsm_rows(40, "train"),
-        "humaneval/test": [
-            {
-                "task_id": f"HumanEval/{i}",
-                "prompt": f"def f{i}(x):\n    '''Add {i}.'''\n",
-                "entry_point": f"f{i}",
-                "canonical_solution": f"    return x + {i}\n",
-                "test": f"def check(candidate):\n    assert candidate(1) == {i + 1}\n",
-            }
-            for i in range(9)
-        ],
-    }
-    for name, rows in contents.items():
-        path = tmp_path / f"{name}.jsonl"
-        path.parent.mkdir(exist_ok=True)
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-        pinned = replace(files.SOURCES[name], rows=len(rows), sha256=hashlib.sha256(path.read_bytes()).hexdigest())
-        monkeypatch.setitem(files.SOURCES, name, pinned)
-    monkeypatch.delenv(files.DATA_DIR_VARIABLE, raising=False)
-    return tmp_path
+    return pinned_folder(tmp_path, monkeypatch)
 
 
 def test_samples_follow_the_seed_and_are_not_the_first_rows(folder):
@@ -171,7 +142,7 @@ def test_few_shot_prompts_are_prefix_ids_then_question_ids(folder):
     prefix = shared_prefix(tasks, prompts, target)
     assert prefix == tuple(target.encode(tasks[0].few_shot))
     for task, prompt in zip(tasks, prompts, strict=True):
-        assert prompt.ids == prefix + tuple(target.encode(task.plain))
+        assert prompt.ids == prefix + tuple(target.encode(task.plain[0]))
 
 
 class JoiningTarget(FakeTarget):
@@ -183,7 +154,9 @@ class JoiningTarget(FakeTarget):
 
 def test_a_tokenizer_that_joins_the_boundary_shortens_the_prefix():
     target = JoiningTarget(chat=False)
-    tasks = [Task(str(i), "s", ("q",), plain=f"Question: {i}", few_shot="Question: a\nAnswer: b\n\n") for i in range(3)]
+    tasks = [
+        Task(str(i), "s", ("q",), plain=(f"Question: {i}",), few_shot="Question: a\nAnswer: b\n\n") for i in range(3)
+    ]
     prompts = build_prompts(tasks, target)
     prefix = shared_prefix(tasks, prompts, target)
     assert len(prefix) == len(target.encode(tasks[0].few_shot)) - 1
@@ -192,7 +165,7 @@ def test_a_tokenizer_that_joins_the_boundary_shortens_the_prefix():
 
 def test_a_prefix_that_no_prompt_starts_with_is_an_error():
     target = FakeTarget(chat=False)
-    tasks = [Task("a", "s", ("q",), plain="x", few_shot="shots of some length")]
+    tasks = [Task("a", "s", ("q",), plain=("x",), few_shot="shots of some length")]
     wrong = [replace(build_prompts(tasks, target)[0], ids=(1, 2, 3))]
     with pytest.raises(TaskError, match="few-shot text is"):
         shared_prefix(tasks, wrong, target)

@@ -2,6 +2,7 @@
 there."""
 
 import ast
+import json
 import re
 import shutil
 import subprocess
@@ -241,6 +242,45 @@ def test_stop_strings_of_the_evaluated_twin_are_part_of_the_trajectories(twin):
     before = plan_of(**settings).trajectories(TARGET)
     suite["stop_strings"] = ["END"]
     assert plan_of(**settings).trajectories(TARGET) != before
+
+
+def test_every_source_of_a_mixture_is_part_of_the_trajectories(tmp_path):
+    file = tmp_path / "mine.jsonl"
+    file.write_text('{"prompt": "one"}\n')
+    suite = {"source": "mt_bench", "prompts": 1, "max_new_tokens": 8}
+    asked = {"source": None, "prompts": None, "sources": {"instructions": 2, str(file): 3}}
+    settings = {"suites": {"talk": suite}, "trajectories": asked}
+
+    def said():
+        plan = plan_of(**settings)
+        return plan.trajectories(TARGET), plan.trajectories_code()
+
+    before = said()
+    asked["sources"] = dict(reversed(asked["sources"].items()))
+    assert said() == before, "their order says nothing"
+    suite["stop_strings"] = ["END"]
+    settings_changed = said()
+    file.write_text('{"prompt": "two"}\n')
+    content_changed = said()
+    asked["sources"] = {**asked["sources"], "mbpp": 1}
+    assert len({before[0], settings_changed[0], content_changed[0], said()[0]}) == 4
+    assert before[1] == content_changed[1] != said()[1]
+
+
+def test_a_single_source_says_nothing_of_several():
+    said = json.loads(plan_of().trajectories(TARGET))
+    assert said["trajectories"].keys() == {
+        *("source", "prompts", "max_new_tokens", "temperatures", "batch_size", "seed")
+    } and said["prompts"] is None  # fmt: skip
+
+
+@pytest.mark.parametrize(("source", "told"), [("humaneval", True), ("pocket", True), ("gsm8k", False)])
+def test_running_code_is_part_of_responses_that_are_code_alone(source, told):
+    suites = {"pocket_word": {"source": source, "prompts": 1, "max_new_tokens": 8}}
+    suites |= dict.fromkeys(["pocket_algebra", "pocket_complete", "pocket_synth", "pocket_chat"])
+    wildcards = SimpleNamespace(target="pocket", method="ar")
+    said = [plan_of(suites=suites, run_code=run).decode(wildcards) for run in (True, False)]
+    assert (said[0] != said[1]) == told
 
 
 def test_what_a_prompt_file_holds_is_part_of_the_trajectories(tmp_path):

@@ -56,7 +56,7 @@ def test_what_is_missing_is_said_together_and_the_estimate_still_stands(tmp_path
     folder.mkdir()
     code, out, err = run(capsys, "--config", profile(tmp_path, data_dir=str(folder)))
     assert code == 2 and "ok     model of model" in out and "train         model dflash" in out
-    assert "suite gsm8k: data file" in err and "training prompts: data file" in err
+    assert "suite gsm8k: data file" in err and "training prompts of gsm8k: data file" in err
 
 
 def test_a_silent_hub_is_asked_once(tmp_path, capsys, monkeypatch):

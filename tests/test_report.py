@@ -291,6 +291,18 @@ def test_provenance_names_commit_dtype_target_and_hashes_the_parts_of_an_average
     assert "\nDecoded at commit 0123456789ab, float32, target f0." in table_md(found, {})
 
 
+@pytest.mark.parametrize("suites", ["b", "ab"])
+def test_code_that_was_not_run_leaves_accuracy_empty_and_is_said_under_it(inputs, suites):
+    records = {
+        key: [row | {"score": None, "verdict": "not_run"} if key.suite in suites else row for row in rows]
+        for key, rows in inputs.records.items()
+    }
+    cells = read(build_cells(replace(inputs, records=records), SETTINGS))
+    assert not cell(cells, "dflow", "b")["accuracy"] and bool(cell(cells, "dflow", "a")["accuracy"]) == (suites == "b")
+    said = table_md(cells, {}).partition("## Accuracy")[2].partition("\n## ")[0]
+    assert f"{', '.join(suites)}: no accuracy: its code was not run (run_code: false)." in said
+
+
 def test_every_reported_number_has_a_source_and_the_papers_averages_agree():
     found = read_reported(reading.project_path(reading.REPORTED))
     assert all(source.startswith("arXiv:") for _, source in found.values())

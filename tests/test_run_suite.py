@@ -146,6 +146,24 @@ def test_records_name_the_accept_rule_the_proposals_and_the_stops(tmp_path, monk
         assert wanted and all((sampling is not None) == (proposals == "sampled") for sampling in wanted)
 
 
+def test_code_is_run_where_the_configuration_says_so_and_nowhere_else(tmp_path, monkeypatch):
+    ran = []
+    monkeypatch.setattr("harness.pocket.grade.extract", lambda reference, text: text)
+    monkeypatch.setattr("harness.pocket.grade.run_code", lambda *code: ran.append(code) or True)
+    monkeypatch.setattr(stage, "self_test", lambda tasks, limits: asked.append(limits.run_code))
+    asked, target = [], target_of()
+    suite = {"source": "pocket", "prompts": 2, "max_new_tokens": 6}
+    for run_code, verdict in ((False, "not_run"), (True, "right")):
+        config = load_config(
+            "smoke", {"work_dir": str(tmp_path), "suites": {"pocket_synth": suite}, "run_code": run_code}, check=False
+        )
+        assert {(r["verdict"], r["score"] is None) for r in go(config, target, "pocket_synth")} == {
+            (verdict, not run_code)
+        }
+        assert len(ran) == 2 * run_code
+    assert asked == [False, True] and len(partial_files(tmp_path)) == 2
+
+
 def test_the_file_of_records_has_its_origin_beside_it(tmp_path, monkeypatch):
     target, settings, out = target_of(), tmp_path / "config.yaml", tmp_path / "out"
     records = out / "pocket_word-T0-seed0.jsonl"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from dataclasses import replace
 from types import SimpleNamespace
@@ -11,11 +10,9 @@ import pytest
 
 from harness.data import Task, suite_prompts
 from harness.pocket.world import SCORED
-from harness.score import answers
 from harness.score import grade as grading
 from harness.score.answers import as_number, equal, final_answer
 from harness.score.code import program_of
-from harness.score.execute import run_program
 from harness.score.grade import GraderError, Limits, grade, self_test
 
 PROMPT = 'import math\n\nHELP = 1\n\ndef f(x):\n    """Add one."""\n'
@@ -31,7 +28,7 @@ def python_task():
         "kind": "python",
         "prompt": PROMPT,
         "entry_point": "f",
-        "test": "def check(candidate):\n    assert candidate(1) == 2\n",
+        "test": "def check(candidate):\n    assert candidate(1) == 2\n\ncheck(f)",
         "solution": "    return x + HELP\n",
         "stop_strings": STOPS,
     }
@@ -107,13 +104,6 @@ def test_a_tower_of_powers_is_graded_at_once(text):
     assert time.monotonic() - start < 1
 
 
-def test_a_symbolic_comparison_ends_at_its_limit(monkeypatch):
-    monkeypatch.setattr(answers, "SYMBOLIC_SECONDS", 2.0)
-    start = time.monotonic()
-    assert not equal("9^{9^{9}}", "\\sqrt{2}")
-    assert time.monotonic() - start < 5
-
-
 def test_number_grades_tell_no_answer_from_a_wrong_one():
     verdicts = [grade(number_task(), text).verdict for text in ("#### 42", "it is 43", "I do not know")]
     assert verdicts == ["right", "wrong", "no_answer"]
@@ -157,52 +147,8 @@ def test_a_completion_keeps_the_context_of_its_prompt():
 
 
 def test_code_is_not_run_when_told_not_to():
-    assert grade(python_task(), "    return x + 1\n", limits=Limits(run_code=False)).score is None
-
-
-def test_a_program_that_leaves_early_has_not_passed():
-    assert run_program("import sys; sys.exit(0)").status == "failed"
-    assert run_program("import os; os._exit(0)").status == "failed"
-    assert run_program("print('x' * 10)").status == "passed"
-
-
-def test_wall_time_memory_and_file_limits_hold():
-    start = time.monotonic()
-    assert run_program("while True: pass", seconds=0.5).status == "timeout"
-    assert time.monotonic() - start < 5
-    assert run_program("x = bytearray(2 * 10**9)", memory_mb=256).detail.startswith("MemoryError")
-    assert run_program("open('f', 'wb').write(b'x' * 10**8)").status == "failed"
-
-
-def test_children_of_a_program_do_not_outlive_it(tmp_path):
-    note = tmp_path / "pid"
-    program = (
-        "import subprocess\n"
-        "child = subprocess.Popen(['sleep', '60'])\n"
-        f"open({str(note)!r}, 'w').write(str(child.pid))\n"
-    )
-    assert run_program(program).status == "passed"
-    pid, deadline = int(note.read_text()), time.monotonic() + 5
-    while _alive(pid) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not _alive(pid)
-
-
-def _alive(pid):
-    """Whether a process still runs; one that nobody has waited for yet does not."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8") as file:
-            return file.read().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-def test_the_program_cannot_see_the_environment():
-    os.environ["SECRET_OF_THE_TEST"] = "1"
-    try:
-        assert run_program("import os\nassert 'SECRET_OF_THE_TEST' not in os.environ").status == "passed"
-    finally:
-        del os.environ["SECRET_OF_THE_TEST"]
+    found = grade(python_task(), "    return x + 1\n", limits=Limits(run_code=False))
+    assert (found.score, found.verdict) == (None, "not_run")
 
 
 @pytest.mark.parametrize("name", SCORED)

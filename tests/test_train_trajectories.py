@@ -69,6 +69,51 @@ def test_second_turns_follow_the_answers_given(target, settings, tmp_path):
     assert lines[1]["prompt_ids"] == target.render(messages)
 
 
+def several(count):
+    """Tasks of two sources for a base model, each behind its own text and with its own stop strings."""
+    return [
+        Task(f"{s}{i}", s, (f"say {i}",), plain=(f"{i}:",), few_shot=f"{s} {s} {s}\n", stop_strings=(s,))
+        for s in ("a", "b")
+        for i in range(count)
+    ]
+
+
+def test_each_source_has_its_own_prefix_and_stop_strings(settings, tmp_path, monkeypatch):
+    target, made = tiny_target(template=None), []
+    genuine = Decoder.__init__
+
+    def watched(self, *args, **kwargs):
+        genuine(self, *args, **kwargs)
+        made.append((self.settings.stop_strings, target.decode(kwargs["shared_prefix"])))
+
+    monkeypatch.setattr(Decoder, "__init__", watched)
+    tasks, stops = several(3), {"a": ["a"], "b": ["b", "\n"]}
+    lines = generate(target, tasks, settings, tmp_path / "part.jsonl", stops)
+    assert set(made) == {(("a",), "a a a\n"), (("b", "\n"), "b b b\n")} and len(made) == 4  # two temperatures
+    assert [line["source"] for line in lines] == ["a"] * 3 + ["b"] * 3
+    alone = [task for task in tasks if task.suite == "b"]
+    single = generate(
+        target, alone, settings.model_copy(update={"temperatures": [1.0]}), tmp_path / "b.jsonl", ["b", "\n"]
+    )
+    known = {line["prompt_id"]: line["response_ids"] for line in lines if line["temperature"] == 1.0}
+    same = [line for line in single if line["prompt_id"] in known]
+    assert same and all(line["response_ids"] == known[line["prompt_id"]] and "source" not in line for line in same)
+    facts = dict.fromkeys(FACTS) | {"stop_strings": stops}
+    manifest = publish(tmp_path / "out", lines, facts)
+    assert manifest["by_source"] == {"a": 3, "b": 3}
+    assert {(t.prompt_id[0], t.source) for t in read_trajectories(tmp_path / "out")[0]} == {("a", "a"), ("b", "b")}
+    with pytest.raises(TaskError, match="no stop strings are known for source 'b'; there are some for a"):
+        generate(target, tasks, settings, tmp_path / "c.jsonl", {"a": ["a"]})
+
+
+def test_a_plain_second_turn_follows_the_answer_up_to_its_stop_string(settings, tmp_path, monkeypatch):
+    target = tiny_target(template=None)
+    monkeypatch.setattr(target, "decode", lambda ids: " words\nUser: more" if len(ids) > 1 else "x")
+    task = Task("talk", "s", ("one", "two"), plain=("User: one\nA:", "\nUser: two\nA:"), stop_strings=("\nUser:",))
+    lines = generate(target, [task], settings, tmp_path / "p.jsonl", ["\nUser:"])
+    assert lines[1]["prompt_ids"] == target.encode("User: one\nA: words\nUser: two\nA:")
+
+
 def test_published_shards_are_read_back_with_their_facts(target, settings, tmp_path, monkeypatch):
     monkeypatch.setattr("harness.train.trajectories.SHARD_LINES", 4)
     lines = generate(target, TASKS, settings, tmp_path / "part.jsonl")

@@ -48,6 +48,27 @@ def test_walk_equals_decoder_step_for_step(scene):
     assert len({a for w in walks for a in w.accepted}) > 1, "a walk that never accepts proves little"
 
 
+def test_each_source_is_checked_with_its_own_stop_strings(scene):
+    target, drafter, lines = scene
+    texts = [target.decode(line.response_ids) for line in lines]
+    stop = next(c for text in texts for c in text[3:-3] if c.isascii() and c.isprintable())
+    stops = {"long": (), "short": (stop,)}
+    settings = DecodeSettings(0.0, 0, BUDGET, target.stop_ids, stop_strings=(stop,))
+    prompts = [Prompt(line.prompt_id, line.prompt_ids) for line in lines]
+    cut = [tuple(r.output_ids) for r in Decoder(target, None, settings, rows=3).run(prompts)]
+    mixed = [
+        replace(line, response_ids=ids if text.count(stop) else line.response_ids, source=source)
+        for line, ids, text in zip(lines, cut, texts, strict=True)
+        for source in ["short" if text.count(stop) else "long"]
+    ]
+    assert any(one.source == "short" and len(one) < len(line) for one, line in zip(mixed, lines, strict=True))
+    walks = walked(target, drafter, mixed)
+    report = check(target, drafter, mixed, walks, max_new_tokens=BUDGET, stop_strings=stops)
+    assert report.accept == accept_walk(walks) and report.prompts == 6
+    with pytest.raises(WalkMismatch, match="output token"):
+        check(target, drafter, mixed, walks, max_new_tokens=BUDGET, stop_strings=dict.fromkeys(stops, ()))
+
+
 def test_walk_does_not_depend_on_its_neighbours(scene, monkeypatch):
     target, drafter, lines = scene
     together = walked(target, drafter, lines)

@@ -5,6 +5,7 @@ grade.
 from harness.data.files import DataError
 from harness.data.suites import refuse_overlap, suite_prompts, training_tasks
 from harness.data.tasks import (
+    StopStrings,
     Task,
     TaskError,
     build_prompts,
@@ -14,10 +15,12 @@ from harness.data.tasks import (
     refuse_overlong,
     shared_prefix,
     stop_strings,
+    stops_of,
 )
 
 __all__ = [
     "DataError",
+    "StopStrings",
     "Task",
     "TaskError",
     "build_prompts",
@@ -28,6 +31,7 @@ __all__ = [
     "refuse_overlap",
     "shared_prefix",
     "stop_strings",
+    "stops_of",
     "suite_prompts",
     "training_tasks",
 ]

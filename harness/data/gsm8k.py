@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from random import Random
 
-from harness.data.files import DataError, load_rows
+from harness.data.files import DataError, load_rows, sample
 from harness.data.tasks import Task
 
 INSTRUCTION = "Please reason step by step, and put your final answer within \\boxed{}."
@@ -58,15 +58,6 @@ def tasks(
     return [_task(split, i, rows[i], few_shot, in_chat) for i in sample(free, count, f"gsm8k/{split}/{seed}")]
 
 
-def sample(ids: list[int], count: int | None, seed: str) -> list[int]:
-    """A seeded sample of sorted ids, in order; never simply the first ones, which need not be typical."""
-    if count is None:
-        return sorted(ids)
-    if not 1 <= count <= len(ids):
-        raise DataError(f"{count} prompts asked for, there are {len(ids)} ({seed}); ask for 1 to {len(ids)}")
-    return sorted(Random(seed).sample(sorted(ids), count))
-
-
 def _question(row: dict) -> str:
     return f"Question: {row['question'].strip()}\nAnswer:"
 
@@ -77,7 +68,7 @@ def _task(split: str, index: int, row: dict, few_shot: str, in_chat: bool) -> Ta
         suite="gsm8k",
         turns=(f"{few_shot if in_chat else ''}{row['question']}\n{INSTRUCTION}",),
         reference={"kind": "number", "answer": gold_answer(row["answer"]), "question": row["question"]},
-        plain=_question(row),
+        plain=(_question(row),),
         few_shot=few_shot,
         stop_strings=STOP_STRINGS,
     )

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import os
 
-from harness.data.files import load_rows
-from harness.data.gsm8k import sample
+from harness.data.files import load_rows, sample
 from harness.data.tasks import Task
 
 INSTRUCTION = (
@@ -46,10 +45,10 @@ def _task(index: int, row: dict) -> Task:
             "kind": "python",
             "prompt": row["prompt"],
             "entry_point": row["entry_point"],
-            "test": row["test"],
+            "test": f"{row['test']}\ncheck({row['entry_point']})",
             "solution": row["canonical_solution"],
             "stop_strings": STOP_STRINGS,
         },
-        plain=row["prompt"],
+        plain=(row["prompt"],),
         stop_strings=STOP_STRINGS,
     )

@@ -26,7 +26,7 @@ def prompt_file(path: Path, count: int) -> list[Task]:
     for a missing or empty file.
     """
     if not path.is_file():
-        raise DataError(f"prompt file {path} does not exist; correct trajectories.source")
+        raise DataError(f"prompt file {path} does not exist; correct its path under trajectories")
     tasks: dict[str, Task] = {}
     lines: dict[str, int] = {}
     for number, line in enumerate(path.read_bytes().split(b"\n"), start=1):
@@ -39,7 +39,7 @@ def prompt_file(path: Path, count: int) -> list[Task]:
     if not tasks:
         raise DataError(f"prompt file {path} is empty; there is nothing to train on")
     if len(tasks) < count:
-        log.warning("%s holds %d prompts, trajectories.prompts asks for %d", path, len(tasks), count)
+        log.warning("%s holds %d prompts, trajectories asks for %d", path, len(tasks), count)
     return list(tasks.values())[:count]
 
 
@@ -58,7 +58,7 @@ def _task(line: bytes, path: Path, number: int) -> Task:
     name = row.get("id", f"{path.stem}/{number:06d}")
     if not isinstance(name, str | int):
         raise DataError(f"{place}: id is {_short(name)}; {FORM}")
-    return Task(str(name), path.stem, tuple(turns), plain=turns[0] if len(turns) == 1 else None)
+    return Task(str(name), path.stem, tuple(turns), plain=tuple(turns) if len(turns) == 1 else ())
 
 
 def _short(value: Any) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from harness.data import gsm8k, humaneval
+from harness.data import dialogue, gsm8k, humaneval, math500, mbpp
 from harness.data.files import DataError
 from harness.data.tasks import Task
 from harness.pocket import world
@@ -43,10 +43,27 @@ def _humaneval(name: str, cfg: Any, data_dir: DataDir) -> list[Task]:
     return humaneval.tasks(cfg.prompts, cfg.sample_seed, data_dir)
 
 
+def _math500(name: str, cfg: Any, data_dir: DataDir) -> list[Task]:
+    return math500.tasks(cfg.prompts, cfg.sample_seed, cfg.shots, data_dir)
+
+
+def _mbpp(name: str, cfg: Any, data_dir: DataDir) -> list[Task]:
+    return mbpp.tasks("test", cfg.prompts, cfg.sample_seed, cfg.shots, data_dir, cfg.source)
+
+
+def _dialogue(name: str, cfg: Any, data_dir: DataDir) -> list[Task]:
+    return dialogue.tasks(cfg.source, cfg.prompts, cfg.sample_seed, cfg.shots, data_dir)
+
+
 SOURCES: dict[str, Callable[[str, Any, DataDir], list[Task]]] = {
     "pocket": _pocket,
     "gsm8k": _gsm8k,
     "humaneval": _humaneval,
+    "math500": _math500,
+    "mbpp": _mbpp,
+    "mbpp_bare": _mbpp,
+    "mt_bench": _dialogue,
+    "alpaca": _dialogue,
 }
 
 
@@ -61,9 +78,20 @@ def _gsm8k_training(source: str, count: int, seed: int, data_dir: DataDir, shots
     return gsm8k.tasks("train", count, seed, shots, data_dir)
 
 
+def _mbpp_training(source: str, count: int, seed: int, data_dir: DataDir, shots: int | None) -> list[Task]:
+    return mbpp.tasks("train", count, seed, shots, data_dir, source)
+
+
+def _instructions_training(source: str, count: int, seed: int, data_dir: DataDir, shots: int | None) -> list[Task]:
+    return dialogue.tasks(source, count, seed, shots, data_dir)
+
+
 TRAINING: dict[str, Callable[[str, int, int, DataDir, int | None], list[Task]]] = {
     "pocket": _pocket_training,
     "gsm8k": _gsm8k_training,
+    "mbpp": _mbpp_training,
+    "mbpp_bare": _mbpp_training,
+    "instructions": _instructions_training,
 }
 
 
@@ -82,13 +110,14 @@ def suite_prompts(name: str, suite_cfg: Any, data_dir: DataDir = None) -> list[T
 
 
 def training_tasks(
-    source: str, count: int, seed: int, data_dir: DataDir = None, shots: int | None = None
+    source: str, count: int | None, seed: int, data_dir: DataDir = None, shots: int | None = None
 ) -> list[Task]:
     """Prompts whose responses the target writes for training. Never an evaluation prompt: the splits are disjoint.
 
-    source: "pocket" (all its suites in turn), one pocket suite, or "gsm8k" (its training split without the
-    shots; `seed` also draws the shots, so pass the evaluation suite's `sample_seed` and `shots` to train
-    behind the same prefix).
+    source: "pocket" (all its suites in turn), one pocket suite, "gsm8k" (its training split without the shots),
+    "mbpp" and "mbpp_bare" (its validation and training splits), or "instructions". `seed` also draws the shots, so
+    pass the evaluation suite's `sample_seed` and `shots` to train behind the same prefix. count: None for all there
+    are, of a source that ends.
     """
     if source not in TRAINING_SOURCES:
         raise DataError(f"no training prompts for source {source!r}; valid: {', '.join(TRAINING_SOURCES)}")

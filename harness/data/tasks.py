@@ -6,12 +6,15 @@ where tasks come from, how they are graded, or how they are decoded.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any
 
 from harness.decode import Prompt
 
+#: Strings that end a response: the same for all, or by source where prompts come from several.
+StopStrings = Sequence[str] | Mapping[str, Sequence[str]]
 #: A tokenizer may join the last characters of the few-shot text with the first of the question; more than
 #: this is a fault.
 MOST_JOINED_IDS = 4
@@ -27,7 +30,8 @@ class Task:
 
     turns: user messages, the second asked after the model's own first answer.
     reference: what the grader needs (`kind` names the grader).
-    plain: the text for a tokenizer without chat template, after `few_shot`; None if there is no such form.
+    plain: for a tokenizer without chat template, the text of each turn, which stands behind all before it (few_shot,
+    earlier turns and their answers); empty if there is no such form.
     few_shot: text that stands before `plain`, the same for every task of a suite, so that it is computed once.
     stop_strings: end a plain answer; a chat answer ends by its stop id.
     gold: replies known to be right, by turn, for the graders' self-test; may be empty.
@@ -37,10 +41,14 @@ class Task:
     suite: str
     turns: tuple[str, ...]
     reference: dict = field(default_factory=dict)
-    plain: str | None = None
+    plain: tuple[str, ...] = ()
     few_shot: str = ""
     stop_strings: tuple[str, ...] = ()
     gold: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if isinstance(self.plain, str) or len(self.plain) not in (0, len(self.turns)):
+            raise TaskError(f"{self.id}: plain is {self.plain!r}; it needs a text for each of {len(self.turns)} turns")
 
 
 def first_messages(task: Task) -> list[dict[str, str]]:
@@ -66,8 +74,8 @@ def prompt_of(task: Task, messages: Sequence[dict[str, str]], target: Any, max_n
     turn = sum(message["role"] == "assistant" for message in messages)
     if target.has_template:
         ids = tuple(target.render(list(messages)))
-    elif turn == 0 and task.plain is not None:
-        ids = tuple(target.encode(task.few_shot + task.plain))
+    elif task.plain:
+        ids = tuple(target.encode(_plain_text(task, messages)))
     else:
         raise TaskError(
             f"{task.id}, turn {turn + 1}: {target.name} has no chat template and this task no plain form; "
@@ -75,6 +83,14 @@ def prompt_of(task: Task, messages: Sequence[dict[str, str]], target: Any, max_n
         )
     _check_length(task, ids, target, max_new_tokens)
     return Prompt(id=task.id, ids=ids, turn=turn)
+
+
+def _plain_text(task: Task, messages: Sequence[dict[str, str]]) -> str:
+    """The conversation as plain text up to the next answer.  White space behind an answer is left out: the next turn
+    begins with its own."""
+    answers = [message["content"].rstrip() for message in messages if message["role"] == "assistant"]
+    asked = task.plain[: len(answers) + 1]
+    return task.few_shot + "".join(map("".join, zip_longest(asked, answers, fillvalue="")))
 
 
 def refuse_overlong(task: Task, target: Any, max_new_tokens: int) -> None:
@@ -148,6 +164,15 @@ def stop_strings(tasks: Sequence[Task], target: Any, configured: Sequence[str] |
     for task in tasks:
         strings.update(dict.fromkeys(task.stop_strings))
     return tuple(strings)
+
+
+def stops_of(stops: StopStrings, source: str | None) -> tuple[str, ...]:
+    """Those that end a response to a prompt from `source`.  Raises TaskError for a source without an entry."""
+    if not isinstance(stops, Mapping):
+        return tuple(stops)
+    if source not in stops:
+        raise TaskError(f"no stop strings are known for source {source!r}; there are some for {', '.join(stops)}")
+    return tuple(stops[source])
 
 
 def _check_length(task: Task, ids: tuple[int, ...], target: Any, max_new_tokens: int) -> None:

@@ -21,7 +21,7 @@ from harness.score.execute import run_program
 
 Grade = Literal["right", "wrong", "no_answer"]
 
-WALL_SECONDS = 5.0
+CPU_SECONDS = 5.0
 MEMORY_MB = 512
 FORMS = {"answer": re.compile(r"answer\s*=\s*(-?\d+)"), "boxed": re.compile(r"\\boxed\{\s*(-?\d+)\s*\}")}
 
@@ -42,10 +42,10 @@ def extract(reference: dict, response: str) -> str | None:
     raise ValueError(f"reference of kind {reference['kind']!r} cannot be graded; valid: 'answer', 'code'")
 
 
-def run_code(program: str, tests: list[str], wall: float = WALL_SECONDS) -> bool:
+def run_code(program: str, tests: list[str], seconds: float = CPU_SECONDS, wall: float | None = None) -> bool:
     """True if the program runs and every test expression is true, within the limits. Never raises."""
     checks = "\n".join(f"assert ({test})" for test in tests)
-    return run_program(f"{program}\n{checks}\n", seconds=wall, memory_mb=MEMORY_MB).status == "passed"
+    return run_program(f"{program}\n{checks}\n", seconds=seconds, memory_mb=MEMORY_MB, wall=wall).status == "passed"
 
 
 def grade(reference: dict, response: str) -> Grade:

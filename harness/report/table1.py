@@ -34,6 +34,7 @@ from harness.report.markdown import (
     warnings,
     with_interval,
 )
+from harness.score.metrics import NOT_RUN
 
 #: Behind the definition, where the baseline stands in the table.
 PLAIN_IS_ONE = " `ar` drafts nothing and is\n1 by definition."
@@ -56,7 +57,7 @@ def table_csv(cells: Sequence[Cell]) -> str:
 
 def table_md(cells: Sequence[Cell], reported: dict) -> str:
     """The same with intervals, gains, accuracy, speed, what the verifier knew, and the reported numbers."""
-    tau, gain, accuracy = with_interval("tau", 2), with_interval("gain", 1, True), with_interval("accuracy", 1, True)
+    tau, gain = with_interval("tau", 2), with_interval("gain", 1, True)
     drafting = [cell for cell in cells if cell["method"] != PLAIN]
     gained = [cell for cell in drafting if cell["gain"]]
     parts = ["# Table 1: acceptance length", DEFINITION + PLAIN_IS_ONE, one_seed(drafting)]
@@ -64,13 +65,21 @@ def table_md(cells: Sequence[Cell], reported: dict) -> str:
     behind = {"seeds": seeds_of, "avg by seed": gains_of}
     parts += [
         section(f"Gain over {BASELINE}", [GAIN, one_seed(gained)], cells, gain, behind),
-        section("Accuracy", [ACCURACY], cells, accuracy),
+        _accuracy(cells),
         _speed(cells),
         _known(cells),
         _reported(cells, reported),
         _notes(cells),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _accuracy(cells: Sequence[Cell]) -> str:
+    """Shares graded right, and why some suites have none."""
+    unrun = dict.fromkeys(cell["suite"] for cell in cells if NOT_RUN in cell["flags"].split("; "))
+    note = f"{', '.join(unrun)}: {NOT_RUN}." if unrun else ""
+    found = section("Accuracy", [ACCURACY, note], cells, with_interval("accuracy", 1, True))
+    return found or (f"## Accuracy\n\n{note}" if note else "")
 
 
 def _speed(cells: Sequence[Cell]) -> str:

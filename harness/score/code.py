@@ -1,15 +1,21 @@
 """From a response to a runnable Python function: fenced answers of chat models, bare completions of base
 models.
 
-Knows HumanEval's form (prompt, entry point, tests). Does not know suites, records or limits. "No code found"
-is told apart from "wrong code".
+Knows the forms of HumanEval (a prompt that is the head of the function) and MBPP (no such prompt). Does not know
+suites, records or limits. "No code found" is told apart from "wrong code".
 """
 
 from __future__ import annotations
 
 import re
+import warnings
 
 _FENCE = re.compile(r"```[ \t]*([A-Za-z0-9_+-]*)[ \t]*\n(.*?)(?:\n[ \t]*```|\Z)", re.DOTALL)
+#: Lines that code may begin with at the left margin; prose may too, which the compiler then finds out.
+_START = re.compile(r"^(?:import|from|def|async|class|@)", re.MULTILINE)
+_FUNCTION = re.compile(r"^(?:async\s+)?def\s", re.MULTILINE)
+#: Places tried for the beginning and the end of an unfenced answer.
+_MOST_STARTS, _MOST_ENDS = 8, 64
 
 
 def cut(text: str, stop_strings: tuple[str, ...] | list[str]) -> str:
@@ -21,7 +27,9 @@ def cut(text: str, stop_strings: tuple[str, ...] | list[str]) -> str:
 def compiles(program: str) -> bool:
     """Whether the text is Python at all."""
     try:
-        compile(program, "program", "exec")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of what a model wrote, nobody asked for style
+            compile(program, "program", "exec")
     except (SyntaxError, ValueError, MemoryError, RecursionError):
         return False
     return True
@@ -31,19 +39,38 @@ def program_of(text: str, prompt: str, entry_point: str, stop_strings: tuple[str
     """The module that defines `entry_point` according to the response, or None if the response holds no code.
 
     In this order: a fenced block that defines the function (the prompt goes before it, so that its imports
-    and helpers are there); the function itself without a fence; a body that continues the prompt.
+    and helpers are there); the function itself without a fence; a body that continues the prompt, or, where the prompt
+    is empty, whatever code there is.
     """
     defines = re.compile(rf"^(?:async\s+)?def\s+{re.escape(entry_point)}\s*\(", re.MULTILINE)
     blocks = [block for _, block in _FENCE.findall(text)]
     for block in reversed(blocks):  # models correct themselves: the last whole function counts
         if defines.search(block):
             return _context(prompt, defines) + block
-    bare = defines.search(text)
-    if bare and not blocks:
-        start = min((m.start() for m in re.finditer(r"^(?:import|from)\s", text, re.MULTILINE)), default=bare.start())
-        whole = text[min(start, bare.start()) :]
-        return _context(prompt, defines) + (whole if compiles(whole) else _first_function(text[bare.start() :]))
-    return _completion(blocks[-1] if blocks else text, prompt, stop_strings)
+    bare = text if prompt else cut(text, stop_strings)  # a body that continues its prompt is cut later
+    if defines.search(bare) and not (blocks and prompt):
+        return _context(prompt, defines) + _unfenced(bare, defines)
+    if prompt:
+        return _completion(blocks[-1] if blocks else text, prompt, stop_strings)
+    code = next((block for block in reversed(blocks) if block.strip()), None)
+    return bare if code is None and _FUNCTION.search(bare) else code
+
+
+def _unfenced(text: str, defines: re.Pattern[str]) -> str:
+    """The code in a text that defines the function, with imports and helpers before it and without the prose around."""
+    at = defines.search(text).start()
+    starts = [found.start() for found in _START.finditer(text) if found.start() < at][:_MOST_STARTS] + [at]
+    for start in starts:
+        if compiles(text[start:]):
+            return text[start:]
+    for start in starts:
+        lines = text[start:].splitlines(keepends=True)
+        margins = [i for i, line in enumerate(lines) if i and line.strip() and line[0] not in " \t)"]
+        for end in reversed(margins[:_MOST_ENDS]):
+            code = "".join(lines[:end])
+            if defines.search(code) and compiles(code):
+                return code
+    return _first_function(text[at:])
 
 
 def _completion(text: str, prompt: str, stop_strings: tuple[str, ...] | list[str]) -> str | None:

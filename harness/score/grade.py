@@ -13,18 +13,20 @@ from typing import Any, Literal
 
 from harness.data.tasks import Task
 from harness.pocket import grade as pocket
-from harness.score.answers import equal, final_answer
+from harness.score.algebra import GraderError
+from harness.score.answers import equal, final_answer, latex_verdict
 from harness.score.code import program_of
 from harness.score.execute import run_program
 
 _DIGIT = re.compile(r"\d")
 
-Verdict = Literal["right", "wrong", "no_answer"]
+#: not_run: an answer that is code, where code may not be run.
+Verdict = Literal["right", "wrong", "no_answer", "not_run"]
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a program may use, and whether programs are run at all."""
+    """What a program may use (seconds of CPU), and whether programs are run at all."""
 
     run_code: bool = True
     seconds: float = 10.0
@@ -33,35 +35,36 @@ class Limits:
 
 @dataclass(frozen=True)
 class Grade:
-    """score: 1.0, 0.0, or None where nothing is graded (a dialogue, or code that may not be run)."""
+    """score: 1.0, 0.0, or None where nothing is graded (a dialogue; code that may not be run, verdict "not_run")."""
 
     score: float | None = None
     verdict: Verdict | None = None
 
     @classmethod
     def of(cls, verdict: Verdict | None) -> Grade:
-        return cls() if verdict is None else cls(1.0 if verdict == "right" else 0.0, verdict)
-
-
-class GraderError(RuntimeError):
-    """A grader failed its self-test: its scores would mean nothing. The message names task and answer."""
+        score = None if verdict in (None, "not_run") else float(verdict == "right")
+        return cls(score, verdict)
 
 
 def grade(task: Task, text: str, turn: int = 0, limits: Limits | None = None) -> Grade:
-    """Grade one response to `task`. Raises GraderError only for a reference whose kind no grader knows."""
+    """Grade one response to `task`. Raises GraderError only for a reference whose kind no grader knows, or a grader
+    that does not run at all."""
     limits = limits or Limits()
     kind = task.reference.get("kind", "none")
     if kind == "none":
         return Grade()
+    if kind in ("python", "code") and not limits.run_code:
+        return Grade.of("not_run")
     if kind == "number":
         return _grade_number(task.reference["answer"], text)
+    if kind == "math":
+        return Grade.of(latex_verdict(text, task.reference["answer"]))
     if kind == "python":
         return _grade_python(task.reference, text, limits)
     if kind in ("answer", "code"):
-        if kind == "code" and not limits.run_code:
-            return Grade()
         return Grade.of(pocket.grade(task.reference, text))
-    raise GraderError(f"{task.id}: no grader for reference kind {kind!r}; known: none, number, python, answer, code")
+    known = "none, number, math, python, answer, code"
+    raise GraderError(f"{task.id}: no grader for reference kind {kind!r}; known: {known}")
 
 
 def _grade_number(answer: str, text: str) -> Grade:
@@ -72,12 +75,10 @@ def _grade_number(answer: str, text: str) -> Grade:
 
 
 def _grade_python(reference: dict[str, Any], text: str, limits: Limits) -> Grade:
-    if not limits.run_code:
-        return Grade()
     program = program_of(text, reference["prompt"], reference["entry_point"], reference["stop_strings"])
     if program is None:
         return Grade.of("no_answer")
-    checked = f"{program}\n{reference['test']}\ncheck({reference['entry_point']})\n"
+    checked = f"{reference.get('setup', '')}\n{program}\n{reference['test']}\n"
     outcome = run_program(checked, limits.seconds, limits.memory_mb)
     return Grade.of("right" if outcome.status == "passed" else "wrong")
 
@@ -87,6 +88,8 @@ def gold_response(task: Task) -> str | None:
     kind = task.reference.get("kind", "none")
     if kind == "number":
         return f"The answer follows.\n#### {task.reference['answer']}"
+    if kind == "math":
+        return f"The answer follows: $\\boxed{{{task.reference['answer']}}}$."
     if kind == "python":
         return f"```python\n{task.reference['prompt']}{task.reference['solution']}\n```"
     return task.gold[0] if task.gold else None
@@ -95,8 +98,10 @@ def gold_response(task: Task) -> str | None:
 def broken_response(task: Task) -> str | None:
     """A first response of the right form that must be graded wrong; None where the task holds no gold one."""
     if task.reference.get("kind", "none") == "python":
-        return f"```python\n{task.reference['prompt']}    raise NotImplementedError\n```"
+        return f"```python\ndef {task.reference['entry_point']}(*args):\n    raise NotImplementedError\n```"
     gold = gold_response(task)
+    if gold and not _DIGIT.search(gold):  # LaTeX alone: a word, a letter of a choice, an expression in x
+        return "The answer follows: $\\boxed{\\text{none of these}}$."
     # every digit: the last one alone may be a decimal that the answer rounds away, or of an entry no test reads
     return gold and _DIGIT.sub(lambda match: str((int(match.group()) + 1) % 10), gold)
 

@@ -19,6 +19,8 @@ from typing import Any
 
 #: Fewer steps than this prove nothing about a drafter that was never right.
 STEPS_TO_JUDGE = 50
+#: Of answers that are code, where code may not be run.
+NOT_RUN = "no accuracy: its code was not run (run_code: false)"
 _LOOP_WINDOW, _LOOP_PERIOD = 48, 12
 
 
@@ -114,6 +116,8 @@ def flags(records: Sequence[Mapping[str, Any]], drafts: bool) -> list[str]:
     steps = sum(len(record["accepted"]) for record in records)
     if drafts and steps >= STEPS_TO_JUDGE and not any(any(record["accepted"]) for record in records):
         found.append(f"tau=1.00 in {steps} steps: no proposal was ever accepted")
+    if any(record.get("verdict") == "not_run" for record in records):
+        found.append(NOT_RUN)
     looping = sum(loops(record["output_ids"]) for record in records)
     if looping:
         found.append(f"repetition in {looping}/{len(records)} responses")

@@ -12,7 +12,7 @@ import hashlib
 import json
 import random
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -29,13 +29,17 @@ BUCKET_BATCHES = 16
 
 @dataclass(frozen=True)
 class Trajectory:
-    """One prompt and the target's own response to it.  Response tokens, and only they, are supervised."""
+    """One prompt and the target's own response to it.  Response tokens, and only they, are supervised.
+
+    source: where the prompt comes from, if the manifest tells stop strings apart by that.
+    """
 
     prompt_id: str
     prompt_ids: tuple[int, ...]
     response_ids: tuple[int, ...]
     temperature: float
     turn: int = 0
+    source: str | None = None
 
     @property
     def ids(self) -> tuple[int, ...]:
@@ -107,6 +111,7 @@ def as_trajectory(line: dict[str, Any]) -> Trajectory:
         tuple(line["response_ids"]),
         float(line["temperature"]),
         int(line.get("turn", 0)),
+        line.get("source"),
     )
 
 
@@ -155,13 +160,7 @@ def split(
 
 def _cut(trajectory: Trajectory, max_length: int) -> Trajectory:
     room = max(0, max_length - len(trajectory.prompt_ids))
-    return Trajectory(
-        trajectory.prompt_id,
-        trajectory.prompt_ids,
-        trajectory.response_ids[:room],
-        trajectory.temperature,
-        trajectory.turn,
-    )
+    return replace(trajectory, response_ids=trajectory.response_ids[:room])
 
 
 def collate(trajectories: Sequence[Trajectory], indices: Sequence[int]) -> Batch:

@@ -15,7 +15,8 @@ import hashlib
 import json
 import logging
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from harness import stage
 from harness.config import Config, load_config, project_path
 from harness.data import (
     DataError,
+    StopStrings,
     Task,
     first_messages,
     next_turn,
@@ -34,6 +36,7 @@ from harness.data import (
     refuse_overlong,
     shared_prefix,
     stop_strings,
+    stops_of,
     suite_prompts,
     training_tasks,
 )
@@ -43,7 +46,8 @@ from harness.preflight import refuse_unusable
 from harness.provenance import provenance
 from harness.records import read_records, write_records
 from harness.score.grade import GraderError
-from harness.sections import SuiteConfig, TrajectoriesConfig
+from harness.sections import TrajectoriesConfig
+from harness.stops import StopRule
 from harness.target import Target
 from harness.train.guard import Lifeline, RunLocked, locked
 from harness.train.state import digest, write_bytes, write_json
@@ -59,13 +63,14 @@ def generate(
     tasks: Sequence[Task],
     settings: TrajectoriesConfig,
     partial: Path,
-    stops: Sequence[str] = (),
+    stops: StopStrings = (),
     life: Lifeline | None = None,
 ) -> list[dict[str, Any]]:
     """Answer every turn of every task, task ``i`` at ``settings.temperatures[i mod n]``; lines in the order of `tasks`.
 
     partial: JSON lines of responses finished so far; each new response is appended to it, so an interrupted
-    call goes on where it was.  stops: strings that end a response.
+    call goes on where it was.  stops: strings that end a response; by suite of the task where these are several
+    sources, and then each line names its own.
     Raises before the first response `DataError` for no tasks, `TaskError` for one that cannot be asked to its end.
     """
     if not tasks:
@@ -80,25 +85,27 @@ def generate(
     turn = 0
     while waiting:
         for temperature in settings.temperatures:
-            chosen = [task for task, t in waiting if t == temperature]
-            prompts = [prompt_of(task, talks[task.id], target, settings.max_new_tokens) for task in chosen]
-            for prompt in prompts:
-                old = done.get((prompt.id, turn, temperature))
-                if old and tuple(old["prompt_ids"]) == prompt.ids:
-                    lines[prompt.id, turn, temperature] = old
-            missing = [p for p in prompts if (p.id, turn, temperature) not in lines]
-            prefix = shared_prefix(chosen, prompts, target) if prompts else ()
-            decode = DecodeSettings(
-                temperature=temperature,
-                seed=settings.seed,
-                max_new_tokens=settings.max_new_tokens,
-                stop_ids=target.stop_ids,
-                stop_strings=tuple(stops),
-            )
-            for line in _answer(target, missing, decode, settings.batch_size, prefix, partial, life):
-                lines[line["prompt_id"], turn, temperature] = line
+            for chosen, ends in _alike([task for task, t in waiting if t == temperature], stops):
+                prompts = [prompt_of(task, talks[task.id], target, settings.max_new_tokens) for task in chosen]
+                sources = {task.id: task.suite for task in chosen} if isinstance(stops, Mapping) else {}
+                for prompt in prompts:
+                    old = done.get((prompt.id, turn, temperature))
+                    if old and tuple(old["prompt_ids"]) == prompt.ids:
+                        lines[prompt.id, turn, temperature] = old
+                missing = [p for p in prompts if (p.id, turn, temperature) not in lines]
+                prefix = shared_prefix(chosen, prompts, target)
+                decode = DecodeSettings(
+                    temperature=temperature,
+                    seed=settings.seed,
+                    max_new_tokens=settings.max_new_tokens,
+                    stop_ids=target.stop_ids,
+                    stop_strings=ends,
+                )
+                for line in _answer(target, missing, decode, settings.batch_size, prefix, sources, partial, life):
+                    lines[line["prompt_id"], turn, temperature] = line
         for task, temperature in waiting:
-            answer = target.decode(lines[task.id, turn, temperature]["response_ids"])
+            rule = StopRule((), stops_of(stops, task.suite), settings.max_new_tokens, target.decode)
+            answer = rule.trim(target.decode(lines[task.id, turn, temperature]["response_ids"]))
             talks[task.id] = [*talks[task.id], {"role": "assistant", "content": answer}]
         following = [(task, t, next_turn(task, talks[task.id])) for task, t in waiting]
         waiting = [(task, t) for task, t, messages in following if messages is not None]
@@ -108,12 +115,21 @@ def generate(
     return [lines[key] for key in sorted(lines, key=lambda key: (order[key[0]], key[1]))]
 
 
+def _alike(tasks: Sequence[Task], stops: StopStrings) -> list[tuple[list[Task], tuple[str, ...]]]:
+    """Tasks that one decoder can answer, behind the same few-shot text and up to the same stop strings."""
+    groups: dict[tuple[str, tuple[str, ...]], list[Task]] = {}
+    for task in tasks:
+        groups.setdefault((task.few_shot, stops_of(stops, task.suite)), []).append(task)
+    return [(found, ends) for (_, ends), found in groups.items()]
+
+
 def _answer(
     target: Target,
     prompts: list[Prompt],
     decode: DecodeSettings,
     rows: int,
     prefix: tuple[int, ...],
+    sources: Mapping[str, str],
     partial: Path,
     life: Lifeline | None,
 ) -> Iterable[dict[str, Any]]:
@@ -137,6 +153,8 @@ def _answer(
                 "response_ids": response.output_ids,
                 "stop": response.stop,
             }
+            if response.prompt_id in sources:
+                line["source"] = sources[response.prompt_id]
             file.write(json.dumps(line, separators=(",", ":")) + "\n")
             file.flush()
             tokens += len(response.output_ids)
@@ -159,30 +177,30 @@ def publish(out: Path, lines: Sequence[dict[str, Any]], facts: dict[str, Any]) -
         write_records(path, part)
         sha = hashlib.sha256(path.read_bytes()).hexdigest()
         shards.append({"file": path.name, "lines": len(part), "sha256": sha})
+    by_source = Counter(line["source"] for line in lines if "source" in line)
     manifest = facts | {
         "responses": len(lines),
         "prompt_tokens": sum(len(line["prompt_ids"]) for line in lines),
         "response_tokens": supervised,
         "by_temperature": {f"{t:g}": n for t, n in sorted(Counter(line["temperature"] for line in lines).items())},
         "stops": dict(sorted(Counter(line["stop"] for line in lines).items())),
+        **({"by_source": dict(sorted(by_source.items()))} if by_source else {}),
         "shards": shards,
     }
     write_json(out / "manifest.json", manifest)
     return manifest
 
 
-def twin_suite(config: Config) -> SuiteConfig | None:
-    """The evaluation suite whose prompts come from where the training prompts come from, if there is one."""
-    return next((s for s in config.suites.values() if s.source == config.trajectories.source), None)
-
-
 def facts_of(target: Target, config: Config, name: str, tasks: Sequence[Task]) -> dict[str, Any]:
     """What a response depends on, beside its prompt."""
-    settings, source, twin = config.trajectories, config.target(name).in_training, twin_suite(config)
-    stops = twin.stop_strings if twin is not None else None
+    settings, source = config.trajectories, config.target(name).in_training
+    by_source = {
+        asked: list(_stops_at(config, asked, [t for t in tasks if t.suite == asked], target))
+        for asked in settings.sources
+    }
     return {
-        "stop_strings": list(stop_strings(tasks, target) if stops is None else stops),
-        "source": settings.source,
+        "stop_strings": by_source or list(_stops_at(config, settings.source, tasks, target)),
+        "source": settings.source or sorted(settings.sources),
         "max_new_tokens": settings.max_new_tokens,
         "seed": settings.seed,
         "temperatures": settings.temperatures,
@@ -197,20 +215,35 @@ def facts_of(target: Target, config: Config, name: str, tasks: Sequence[Task]) -
     }
 
 
+def _stops_at(config: Config, source: str, tasks: Sequence[Task], target: Target) -> Sequence[str]:
+    """Strings that end a response to prompts of a source, as in the suite that is asked alike."""
+    twin = config.twin(source)
+    return stop_strings(tasks, target, None if twin is None else twin.stop_strings)
+
+
 def tasks_of(config: Config, target: Target) -> list[Task]:
-    """The training prompts of a configuration, none of which is an evaluation prompt of one of its suites."""
-    settings, data = config.trajectories, config.data_root
-    if settings.source.endswith(".jsonl"):
-        tasks = prompt_file(project_path(settings.source), settings.prompts)
-    else:
-        # Where shots are drawn, the target is trained behind the very ones it will be measured behind.
-        twin = twin_suite(config)
-        shots = None if twin is None else twin.shots
-        seed = twin.sample_seed if twin is not None and (shots or not target.has_template) else settings.seed
-        tasks = training_tasks(settings.source, settings.prompts, seed, data, shots)
+    """The training prompts of a configuration, none of which is an evaluation prompt of one of its suites.
+
+    Where there are several sources, the suite of a task is the name of its source.
+    """
+    settings, tasks = config.trajectories, []
+    for source, count in settings.shares.items():
+        found = _tasks_from(config, target, source, count)
+        tasks += [replace(task, suite=source) for task in found] if settings.sources else found
     for name, suite in config.suites.items():
-        refuse_overlap(tasks, suite_prompts(name, suite, data))
+        refuse_overlap(tasks, suite_prompts(name, suite, config.data_root))
     return tasks
+
+
+def _tasks_from(config: Config, target: Target, source: str, count: int) -> list[Task]:
+    if source.endswith(".jsonl"):
+        return prompt_file(project_path(source), count)
+    # Where shots are drawn, the target is trained behind the very ones it will be measured behind.
+    twin = config.twin(source)
+    shots = None if twin is None else twin.shots
+    drawn = twin is not None and (shots or not target.has_template)
+    seed = twin.sample_seed if drawn else config.trajectories.seed
+    return training_tasks(source, count, seed, config.data_root, shots)
 
 
 def sample_text(target: Target, line: dict[str, Any]) -> str:

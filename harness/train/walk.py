@@ -17,7 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from harness.decode import Decoder, DecodeSettings, Prompt
+from harness.data import StopStrings, stops_of
+from harness.decode import Decoder, DecodeSettings, Prompt, Response
 from harness.target import Target
 from harness.train.anchors import blocks_at
 from harness.train.corpus import Trajectory, collate
@@ -182,56 +183,72 @@ def check(
     walks: Sequence[Walk],
     *,
     max_new_tokens: int,
-    stop_strings: Sequence[str] = (),
+    stop_strings: StopStrings = (),
     rows: int = 8,
 ) -> WalkReport:
     """Decode the prompts of `trajectories` with `drafter` and compare every step with `walks`.
 
+    stop_strings: those the trajectories were made with, by source where they have several.
     Raises `WalkMismatch` naming the first difference that no near tie explains.  Only float32 and wider is
     held to that; in narrower types differences are listed and ``exact`` says that they were not demanded to vanish.
     """
-    settings = DecodeSettings(
-        temperature=0.0,
-        seed=0,
-        max_new_tokens=max_new_tokens,
-        stop_ids=target.stop_ids,
-        stop_strings=tuple(stop_strings),
-        trace=True,
-    )
-    # Trajectories that were cut short by another budget would end elsewhere; the decoder refuses repeated
-    # ids.
-    prompts = [Prompt(t.prompt_id, t.prompt_ids, t.turn) for t in trajectories]
-    decoder = Decoder(
-        target,
-        lambda count, capacity: BlockDraftRunner(drafter, count, capacity),
-        settings,
-        rows=max(1, min(rows, len(prompts))),
-    )
-    report = WalkReport(prompts=len(prompts))
     strict = target.dtype.itemsize >= 4 and all(p.dtype.itemsize >= 4 for p in drafter.parameters())
-    report.exact = strict
-    for response, trajectory, expected in zip(decoder.run(prompts), trajectories, walks, strict=True):
-        report.steps += len(response.committed)
-        report.committed += sum(response.committed)
-        difference = _text_difference(target, response, trajectory) or _step_difference(
-            target, drafter, response, trajectory, expected
+    report = WalkReport(prompts=len(trajectories), exact=strict)
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for index, trajectory in enumerate(trajectories):
+        groups.setdefault(stops_of(stop_strings, trajectory.source), []).append(index)
+    for stops, indices in groups.items():
+        settings = DecodeSettings(
+            temperature=0.0,
+            seed=0,
+            max_new_tokens=max_new_tokens,
+            stop_ids=target.stop_ids,
+            stop_strings=stops,
+            trace=True,
         )
-        if difference is None:
-            continue
-        difference = {"prompt_id": trajectory.prompt_id, "turn": trajectory.turn} | difference
-        if strict and not difference["gap"] <= NEAR_TIE:
-            raise WalkMismatch(
-                f"{difference['what']} of prompt {trajectory.prompt_id!r} (turn {trajectory.turn}), "
-                f"{difference['place']}: the walk has {difference['walk']}, the decoder "
-                f"{difference['decoder']}, and the two best logits there are {difference['gap']:.3g} apart "
-                "(relative), so rounding does not explain it. "
-                "Features, positions or alignment differ between training and decoding"
-            )
-        report.near_ties.append(difference)
+        decoder = Decoder(
+            target,
+            lambda count, capacity: BlockDraftRunner(drafter, count, capacity),
+            settings,
+            rows=min(rows, len(indices)),
+        )
+        chosen = [trajectories[i] for i in indices]
+        # Trajectories that were cut short by another budget would end elsewhere; the decoder refuses repeated ids.
+        responses = decoder.run([Prompt(t.prompt_id, t.prompt_ids, t.turn) for t in chosen])
+        for response, trajectory, index in zip(responses, chosen, indices, strict=True):
+            _compare(target, drafter, response, trajectory, walks[index], report)
     return report
 
 
-def _text_difference(target: Target, response: Any, trajectory: Trajectory) -> dict[str, Any] | None:
+def _compare(
+    target: Target,
+    drafter: BlockDrafter,
+    response: Response,
+    trajectory: Trajectory,
+    expected: Walk,
+    report: WalkReport,
+) -> None:
+    """Add one response to the report.  Raises `WalkMismatch` for a difference that no near tie explains."""
+    report.steps += len(response.committed)
+    report.committed += sum(response.committed)
+    difference = _text_difference(target, response, trajectory) or _step_difference(
+        target, drafter, response, trajectory, expected
+    )
+    if difference is None:
+        return
+    difference = {"prompt_id": trajectory.prompt_id, "turn": trajectory.turn} | difference
+    if report.exact and not difference["gap"] <= NEAR_TIE:
+        raise WalkMismatch(
+            f"{difference['what']} of prompt {trajectory.prompt_id!r} (turn {trajectory.turn}), "
+            f"{difference['place']}: the walk has {difference['walk']}, the decoder "
+            f"{difference['decoder']}, and the two best logits there are {difference['gap']:.3g} apart "
+            "(relative), so rounding does not explain it. "
+            "Features, positions or alignment differ between training and decoding"
+        )
+    report.near_ties.append(difference)
+
+
+def _text_difference(target: Target, response: Response, trajectory: Trajectory) -> dict[str, Any] | None:
     """First token where the decoder's output is not the trajectory, with the target's own top-2 gap there."""
     ours, theirs = list(trajectory.response_ids), response.output_ids
     if ours == theirs:
@@ -251,7 +268,7 @@ def _text_difference(target: Target, response: Any, trajectory: Trajectory) -> d
 
 
 def _step_difference(
-    target: Target, drafter: BlockDrafter, response: Any, trajectory: Trajectory, expected: Walk
+    target: Target, drafter: BlockDrafter, response: Response, trajectory: Trajectory, expected: Walk
 ) -> dict[str, Any] | None:
     """First step that commits another number of tokens (same text), with the draft's top-2 gap at the slot in doubt.
 
