@@ -82,7 +82,7 @@ def checks(
         load = partial(training_tasks, source, None, 0, data_dir)
         yield _loaded(f"training prompts {source}", expected, load, source, trained)
     yield _apart(trained, asked)
-    with ThreadPoolExecutor(workers or len(os.sched_getaffinity(0))) as pool:
+    with ThreadPoolExecutor(workers or _cores()) as pool:
         for source in ("gsm8k", "math500", "humaneval"):
             if source in asked:
                 yield from _graders(source, asked[source], pool)
@@ -91,13 +91,19 @@ def checks(
         yield _hostile(hostile, pool)
 
 
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def _absent(data_dir: Path, source: str) -> bool:
     return not (data_dir / files.SOURCES[f"{source}/test"].file).is_file()
 
 
 def _pinned_files(data_dir: Path) -> Iterator[Result]:
-    pinned = {source.file: name for name, source in reversed(files.SOURCES.items())}
-    for file, name in reversed(pinned.items()):
+    pinned: dict[str, str] = {}
+    for name, source in files.SOURCES.items():
+        pinned.setdefault(source.file, name)  # two sources may read one file
+    for file, name in pinned.items():
         source, start = files.SOURCES[name], time.monotonic()
         if name.split("/")[0] in OPTIONAL and not (data_dir / file).is_file():
             yield Result(f"file {file}", 0, 0, 0.0, "not there, and not needed")

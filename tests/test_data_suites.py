@@ -247,4 +247,7 @@ def test_the_real_files_have_their_pinned_counts(real, source):
 def test_mbpp_rows_left_out_of_training_are_those_whose_text_is_a_test_rows(real):
     rows = {row["task_id"]: row["text"].strip() for row in files.load_rows("mbpp/full", real)}
     tested = {rows[i] for i in mbpp.SPLITS["test"]}
+    tested |= {
+        r["prompt"].strip() for r in files.load_rows("mbpp/sanitized", real) if r["task_id"] in mbpp.SPLITS["test"]
+    }
     assert {i for i in mbpp.SPLITS["train"] if rows[i] in tested} == mbpp.REPEATED

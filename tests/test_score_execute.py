@@ -8,10 +8,12 @@ import time
 import psutil
 import pytest
 
+from harness.data import Task
 from harness.score import algebra, execute, hostile
 from harness.score.algebra import Algebra, GraderError
 from harness.score.answers import latex_verdict
 from harness.score.execute import run_program
+from harness.score.grade import grade
 from harness.score.hostile import HOSTILE, faults
 
 #: Seconds that no other process sleeps.
@@ -92,6 +94,31 @@ def test_latex_answers(text, gold, verdict):
     assert latex_verdict(text, gold) == verdict
 
 
+NASTY = (
+    "\x00",
+    "\ud800",
+    "\\boxed{" * 500,
+    "\\boxed{" * 500 + "}" * 500,
+    "\\boxed{\ud800}",
+    "$" * 999,
+    "\\frac{" * 200,
+    "```python\n" + "(" * 3000,
+    "def f(x):\n" + "\n".join(" " * i + "if x:" for i in range(1, 150)),
+    "def f(x):\n    '''",
+    "import this\n" * 500 + "def f(x): return\nand so",
+    "#### " * 99,
+    "9" * 9999,
+)
+
+
+@pytest.mark.parametrize("text", NASTY, ids=range(len(NASTY)))
+def test_no_grader_raises(text):
+    code = {"kind": "python", "entry_point": "f", "test": "assert f(1)", "stop_strings": ("\n```",)}
+    numbers = {"kind": "math", "answer": "\\frac{1}{2}"}, {"kind": "number", "answer": "3"}
+    for reference in (*numbers, code | {"prompt": ""}, code | {"prompt": "def f(x):\n"}):
+        assert grade(Task("t", "s", ("q",), reference), text).verdict in ("wrong", "no_answer")
+
+
 def test_a_comparison_whose_process_is_killed_is_wrong_and_the_next_one_works():
     ours = Algebra()
     try:
@@ -99,6 +126,8 @@ def test_a_comparison_whose_process_is_killed_is_wrong_and_the_next_one_works():
         first = ours._worker
         assert ours.compare("\\sqrt{2}", "$9^{9^{9}}$", seconds=1.0) == "unequal"
         assert first.process.poll() is not None and ours._worker is None
+        assert ours.compare("2", "$2$") == "equal"
+        ours._worker.process.kill()
         assert ours.compare("2", "$2$") == "equal"
     finally:
         ours.close()

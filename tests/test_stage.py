@@ -166,6 +166,8 @@ def test_drafter_code_does_not_touch_the_baseline(project):
 
 HUMANEVAL = ("harness/data/humaneval.py", "Write a solution", "Write one solution")
 GSM8K = ("harness/data/gsm8k.py", "Please reason", "Do reason")
+MATH500 = ("harness/data/math500.py", 'f"Problem: {', 'f"Problems: {')
+MBPP_FILE = ("harness/data/files.py", "rows=427,", "rows=428,")
 NEW_SOURCE = ("harness/data/suites.py", '"pocket": _pocket,', '"pocket": _pocket, "new": _humaneval,')
 NEW_FILE = ("harness/data/files.py", '"gsm8k/test": Source', '"new/test": None, "gsm8k/test": Source')
 
@@ -177,6 +179,10 @@ NEW_FILE = ("harness/data/files.py", '"gsm8k/test": Source', '"new/test": None, 
         (HUMANEVAL, ["humaneval"], {"trajectories", "decode", "timing"}),
         (HUMANEVAL, [stage.EVERY_SOURCE], {"trajectories", "decode", "timing"}),
         (GSM8K, ["pocket"], set()),
+        (MATH500, ["gsm8k", "humaneval", "mbpp", "mt_bench", "instructions"], set()),
+        (MATH500, ["math500"], {"trajectories", "decode", "timing"}),
+        (MBPP_FILE, ["gsm8k", "math500", "instructions"], set()),
+        (MBPP_FILE, ["mbpp_bare"], {"trajectories", "decode", "timing"}),
         (NEW_SOURCE, ["pocket", "gsm8k", "humaneval"], set()),
         (NEW_FILE, ["pocket", "gsm8k", "humaneval"], set()),
     ],

@@ -14,7 +14,8 @@ from harness.data.tasks import Task
 #: A base model writes both speakers; at the next one its answer is over.
 STOP_STRINGS = ("\nUser:", "\nAssistant:")
 HEADER = "Conversations between a user and an assistant, whose answers are correct, clear and to the point.\n\n"
-#: One conversation of two turns, so that both are seen to be answered and to end.
+#: One conversation of two turns, so that both are seen to be answered and to end; without it, a small base model often
+#: repeats the question.
 EXAMPLE = (
     "User: Why do leaves change their colour in autumn?\n"
     "Assistant: When days get short, trees stop making chlorophyll, the pigment that makes leaves green. Yellow and "

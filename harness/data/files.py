@@ -48,8 +48,11 @@ class Source:
 _GSM8K = {"fields": ("question", "answer"), "hub_id": "openai/gsm8k", "hub_config": "main"}
 _GSM8K["hub_revision"] = "740312add88f781978c0658806c59bc2815b9866"
 #: Both files hold all splits; task ids tell them apart (`harness/data/mbpp.py`).
-_MBPP = {"hub_id": "google-research-datasets/mbpp", "hub_split": "prompt+test+validation+train"}
-_MBPP["hub_revision"] = "4bb6404fdc6cacfda99d4ac4205087b89d32030c"
+_MBPP = {
+    "hub_id": "google-research-datasets/mbpp",
+    "hub_split": "prompt+test+validation+train",
+    "hub_revision": "4bb6404fdc6cacfda99d4ac4205087b89d32030c",
+}
 _MBPP_SANITIZED = Source(
     file="mbpp/sanitized.jsonl",
     rows=427,

@@ -19,7 +19,7 @@ from harness.data.files import DataError, load_rows, sample
 from harness.data.tasks import Task
 
 SPLITS = {"prompt": range(1, 11), "test": range(11, 511), "train": range(511, 975)}
-#: Training rows whose sentence is that of a test row.
+#: Training rows whose sentence is that of a test row, in one of the two files.
 REPEATED = frozenset({569, 602, 704, 872, 928})
 USUAL_SHOTS = 3
 #: The plain form ends inside a fence, which the answer closes.

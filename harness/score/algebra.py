@@ -39,6 +39,10 @@ class GraderError(RuntimeError):
     """A grader cannot be used, or failed its self-test: its scores would mean nothing. The message says why."""
 
 
+class _Gone(Exception):
+    """The process ended on its own."""
+
+
 class _Worker:
     """The process, with the lines that go to and fro."""
 
@@ -52,14 +56,21 @@ class _Worker:
             start_new_session=True,
         )
         setup = {"path": sys.path, "memory": MEMORY_MB * 2**20, "parent": os.getpid()}
-        if self.ask(setup, START_SECONDS, START_SECONDS) != "ready":
+        try:
+            said = self.ask(setup, START_SECONDS, START_SECONDS)
+        except _Gone:
+            said = None
+        if said != "ready":
             self.end()
             raise GraderError(
                 f"math-verify did not start within {START_SECONDS:g} s; is `python -c 'import math_verify'` all right?"
             )
 
     def ask(self, question: dict, cpu: float, wall: float) -> str | None:
-        """The line that answers, or None if none came within so many seconds of CPU and of wall time."""
+        """The line that answers, or None if none came within so many seconds of CPU and of wall time.
+
+        Raises `_Gone` if the process ends before it has answered.
+        """
         try:
             before = self._spent()
             self.process.stdin.write(json.dumps(question).encode() + b"\n")
@@ -69,12 +80,12 @@ class _Worker:
                 if select.select([self.process.stdout], [], [], 0.2)[0]:
                     part = os.read(self.process.stdout.fileno(), 65536)
                     if not part:
-                        return None
+                        raise _Gone
                     line += part
                 elif time.monotonic() > end or self._spent() - before > cpu:
                     return None
-        except (OSError, psutil.Error):
-            return None
+        except (OSError, psutil.Error) as error:
+            raise _Gone from error
         return line.decode().strip()
 
     def _spent(self) -> float:
@@ -103,17 +114,26 @@ class Algebra:
         A comparison that takes more than `seconds` of CPU (default `SECONDS`), or that its process does not survive, is
         "unequal". Raises GraderError if math-verify cannot be started.
         """
+        question = {"gold": f"${gold}$", "answer": answer[-LONGEST_TEXT:]}
         with self._lock:
-            worker = self._ready()
-            question = {"gold": f"${gold}$", "answer": answer[-LONGEST_TEXT:]}
-            reply = worker.ask(question, SECONDS if seconds is None else seconds, WALL_SECONDS)
-            if reply is None:
-                self._end()
-                return "unequal"
-        found = json.loads(reply)
+            found = self._asked(question, SECONDS if seconds is None else seconds)
         if not found["answer"]:
             return "nothing"
         return "equal" if found["equal"] else "unequal"
+
+    def _asked(self, question: dict, seconds: float) -> dict:
+        """The reply of a process; of a second one if the first ends over it, which may have been no fault of its."""
+        for _ in range(2):
+            try:
+                reply = self._ready().ask(question, seconds, WALL_SECONDS)
+            except _Gone:
+                self._end()
+                continue
+            if reply is not None:
+                return json.loads(reply)
+            self._end()
+            break
+        return {"answer": True, "equal": False}
 
     def _ready(self) -> _Worker:
         # A fork shares the pipes of the process, which answers only one of them; a dead one answers nobody.
