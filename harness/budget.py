@@ -18,13 +18,11 @@ from pathlib import Path
 import torch
 
 from harness.config import Config
-from harness.options import head_options, relay_options
 from harness.sections import TargetConfig
 from harness.settings import ROOT, project_path
 from harness.shapes import Shape
-from methods.config import DrafterConfig
-from methods.contract import TargetBinding
-from methods.drafter import BlockDrafter
+from harness.train.build import drafter_config
+from methods.published_tensors import skeleton
 from methods.recipes import recipe
 
 #: Taken where nothing was measured, and said so in the table: the share of `max_new_tokens` that a mean response has,
@@ -90,29 +88,10 @@ def _best(call, place: torch.device, repeats: int = 5) -> float:
 def drafter_parameters(config: Config, shape: Shape, entrant: str) -> int:
     """Trainable parameters of an entrant's drafter, counted on one without storage."""
     own = config.settings_of(entrant).drafter
-    made = DrafterConfig.for_target(
-        shape.config,
-        method=config.entrant(entrant).recipe,
-        target="t",
-        target_source="t",
-        target_revision=None,
-        target_fingerprint="",
-        template_hash="",
-        thinking=None,
-        mask_token_id=0,
-        rope_theta=shape.rope_theta,
-        head_options=head_options(own),
-        relay_options=relay_options(own, shape.hidden_size),
-        block_size=own.block_size,
-        alignment=own.alignment,
-        num_proposals=own.num_proposals,
-        num_layers=own.num_layers,
-        taps=None if own.taps is None else tuple(own.taps),
-        **({} if own.intermediate_size is None else {"intermediate_size": own.intermediate_size}),
-    )
-    lent = TargetBinding(torch.nn.Identity(), torch.nn.Identity(), shape.hidden_size, shape.vocab_size)
-    with torch.device("meta"):
-        return sum(p.numel() for p in BlockDrafter(made, lent).parameters())
+    method = config.entrant(entrant).recipe
+    vocab = own.draft_vocab_size and min(own.draft_vocab_size, shape.vocab_size)
+    made = drafter_config(own, shape.target, method, draft_vocab_size=vocab, mask=0)
+    return sum(p.numel() for p in skeleton(made).parameters())
 
 
 class Budget:

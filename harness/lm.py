@@ -16,7 +16,7 @@ from lm_eval.api.model import LM
 
 from harness.arms import DrafterFactory
 from harness.decode import Decoder, DecodeSettings, Prompt, Response
-from harness.stops import StopRule
+from harness.stops import trim
 from harness.target import Target
 
 #: What a generation request may ask for; anything else would be silently ignored, so it is refused.
@@ -69,14 +69,13 @@ class DraftedLM(LM):
         for settings in dict.fromkeys(asked):
             chosen = [i for i, other in enumerate(asked) if other == settings]
             decoder = self._decoder(settings, len(chosen))
-            rule = StopRule((), settings.until, settings.budget, self.target.decode)
             prompts = [Prompt(f"{i}/{self._name(requests[i])}", self._ids(requests[i].args[0])) for i in chosen]
             names = {prompt.id: self._name(requests[i]) for i, prompt in zip(chosen, prompts, strict=True)}
             if len(set(names.values())) == len(names):  # the usual case: draws as the pipeline's own
                 prompts = [Prompt(names[prompt.id], prompt.ids) for prompt in prompts]
             for i, response in zip(chosen, decoder.run(prompts), strict=True):
                 kept[i] = response
-                texts[i] = rule.trim(self.target.decode(response.output_ids))
+                texts[i] = trim(self.target.decode(response.output_ids), settings.until)
                 self.cache_hook.add_partial("generate_until", requests[i].args, texts[i])
         self.responses += [response for response in kept if response is not None]
         return [text for text in texts if text is not None]
@@ -91,10 +90,7 @@ class DraftedLM(LM):
         """A conversation as the target's own template writes it.  Raises ``ValueError`` for an answer already begun."""
         if not add_generation_prompt:
             raise ValueError("an answer that begins with text of the task is not supported; remove gen_prefix")
-        extra = {} if self.target.thinking is None else {"enable_thinking": self.target.thinking}
-        text = self.target.tokenizer.apply_chat_template(
-            chat_history, tokenize=False, add_generation_prompt=True, **extra
-        )
+        text = self.target.chat_text(chat_history)
         self._rendered.add(text)
         return text
 

@@ -21,7 +21,7 @@ from typing import Any
 import yaml
 
 from harness.config import Config, load_config
-from harness.data import Task, first_messages, prompt_of, stop_strings, suite_prompts
+from harness.data import Task, first_messages, plain_text, prompt_of, stop_strings, suite_prompts
 from harness.score.grade import Limits, gold_response, grade
 from harness.target import Target
 from harness.train.state import write_bytes
@@ -81,7 +81,7 @@ def document(task: Task, target: Target, max_new_tokens: int, scored: bool, run_
     """One line: what is asked, and what its grader needs."""
     messages = first_messages(task)
     prompt_of(task, messages, target, max_new_tokens)  # refuses what cannot be asked
-    text = messages[0]["content"] if target.has_template else task.few_shot + (task.plain or "")
+    text = messages[0]["content"] if target.has_template else plain_text(task, messages)
     return {
         "id": task.id,
         "text": text,

@@ -30,7 +30,7 @@ from harness.arms import decode_settings, load_arms
 from harness.config import Config, load_config, project_path
 from harness.data import first_messages, next_turn, prompt_of, suite_prompts
 from harness.decode import Decoder, DecodeSettings, Prompt, Response
-from harness.stops import StopRule
+from harness.stops import trim
 from harness.target import Target
 
 log = logging.getLogger(__name__)
@@ -123,7 +123,6 @@ def suite_parity(
     spec = config.suite(suite)
     tasks = suite_prompts(suite, spec, config.data_root)
     settings = decode_settings(config, suite, target, tasks, temperature, seed)
-    rule = StopRule((), settings.stop_strings, settings.max_new_tokens, target.decode)
     prompts, reference, talks = [], {}, {task.id: first_messages(task) for task in tasks}
     pending = list(tasks)
     while pending:
@@ -132,7 +131,7 @@ def suite_parity(
         prompts, reference = [*prompts, *asked], reference | answers
         going = []
         for task, prompt in zip(pending, asked, strict=True):
-            text = rule.trim(target.decode(answers[task.id, prompt.turn].output_ids))
+            text = trim(target.decode(answers[task.id, prompt.turn].output_ids), settings.stop_strings)
             following = next_turn(task, [*talks[task.id], {"role": "assistant", "content": text}])
             if following is not None:
                 talks[task.id] = following

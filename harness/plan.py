@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from harness.config import (
@@ -167,15 +168,13 @@ class Plan:
     # -- slices of the configuration, as text --------------------------------------------------------------
 
     def trajectories(self, wildcards) -> str:
-        """Settings, and of every source the suite it is asked like and the file it is read from.  A single source
-        stands as it did before there could be several."""
-        settings = self.config.trajectories
-        behind = {source: self._behind(source) for source in settings.shares}
-        files = {s: content_digest(project_path(s)) for s in settings.shares if s.endswith(".jsonl")}
-        asked = settings.model_dump(exclude=None if settings.sources else {"sources"})
-        if not settings.sources:
-            behind, files = behind[settings.source], files.get(settings.source)
-        return text(target=self._trainer(wildcards.target), trajectories=asked, behind=behind, prompts=files)
+        """Settings, and of every source the suite it is asked like and the file it is read from."""
+        asked = self.config.trajectories
+        behind = {source: self._behind(source) for source in asked.shares}
+        files = {s: content_digest(project_path(s)) for s in asked.shares if s.endswith(".jsonl")}
+        return text(
+            target=self._trainer(wildcards.target), trajectories=asked.model_dump(), behind=behind, prompts=files
+        )
 
     def _behind(self, source: str) -> dict[str, Any]:
         """What a training source takes over from the suite it is asked like."""
@@ -260,6 +259,12 @@ class Plan:
         train, chosen = self.config.settings_of(wildcards.method).train, self._recipe(wildcards.method)
         rounds = train.rounds_with(chosen.relay != "none")
         return round(train.steps * (1 + rounds) * (1 if chosen.head == "plain" else 1.25))
+
+    @property
+    def before_training(self) -> int:
+        """A priority above that of every training."""
+        lengths = [self.train_length(SimpleNamespace(method=name)) for name in self.lenders]
+        return 1 + max(lengths, default=0)
 
     def _recipe(self, entrant: str) -> Recipe:
         return RECIPES[self.config.entrant(entrant).recipe]

@@ -26,14 +26,13 @@ from harness.budget import (
     measure_speed,
     totals,
 )
-from harness.config import Config, ConfigError, local_source
-from harness.data import DataError, suite_prompts, training_tasks
-from harness.data.prompt_file import prompt_file
+from harness.config import Config, ConfigError, local_path
+from harness.data import DataError, suite_prompts
 from harness.model_source import find_device, resolve_source
-from harness.sections import TargetConfig
 from harness.settings import project_path
 from harness.shapes import SHAPES, Shape
 from harness.soundness import TargetError
+from harness.train.trajectories import tasks_from
 
 #: Free memory and disk that an estimate should leave; it is one.
 SLACK = 1.2
@@ -111,20 +110,20 @@ def _existing(path: Path) -> Path:
 
 
 def models(config: Config) -> list[Finding]:
-    """Where each target comes from: there, or a hub that has it and lets it be read."""
-    return [_model(name, target) for name, target in config.targets.items()]
+    """Where each target, and each drafter that is imported, comes from: there, or a hub that lets it be read."""
+    found = [_source(f"model of {name}", target.source, target.revision) for name, target in config.targets.items()]
+    for name, drafters in config.pretrained.items():
+        for method, given in drafters.items():
+            found.append(_source(f"drafter {method} of {name}", given.source, given.revision))
+    return found
 
 
-def _model(name: str, target: TargetConfig) -> Finding:
-    what = f"model of {name}"
+def _source(what: str, source: str, revision: str | None) -> Finding:
     try:
-        path = local_source(target)
+        path = local_path(source, what)
     except ConfigError as error:
-        return Finding(what, target.source, str(error))
-    if path is not None:
-        return Finding(what, f"local, {target.source}")
-    fault = ask_hub(target.source, target.revision)
-    return Finding(what, f"hub, {target.source}", fault)
+        return Finding(what, source, str(error))
+    return Finding(what, f"local, {source}") if path else Finding(what, f"hub, {source}", ask_hub(source, revision))
 
 
 def ask_hub(source: str, revision: str | None) -> str:
@@ -160,7 +159,7 @@ def data(config: Config, offline: bool = False) -> list[Finding]:
         for name, suite in config.suites.items()
     ]
     for source, count in config.trajectories.shares.items():
-        read = lambda source=source, count=count: training_prompts(config, source, count)  # noqa: E731
+        read = lambda source=source, count=count: tasks_from(config, source, count, in_chat=True)  # noqa: E731
         asked.append((f"training prompts of {source}", source, read))
     found = []
     for what, source, read in asked:
@@ -173,12 +172,6 @@ def data(config: Config, offline: bool = False) -> list[Finding]:
         except (DataError, OSError) as error:
             found.append(Finding(what, "not to be had", str(error)))
     return found
-
-
-def training_prompts(config: Config, source: str, count: int) -> list:
-    if source.endswith(".jsonl"):
-        return prompt_file(project_path(source), count)
-    return training_tasks(source, count, config.trajectories.seed, config.data_root)
 
 
 def shapes(config: Config) -> dict[str, Shape]:

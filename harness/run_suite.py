@@ -41,7 +41,7 @@ from harness.records import Record, append_record, prompt_sha, read_records, wri
 from harness.score.grade import GraderError, Limits, grade, self_test
 from harness.sections import SuiteConfig
 from harness.stage import digest
-from harness.stops import StopRule
+from harness.stops import trim
 from harness.target import Target
 from methods.heads import DraftError
 
@@ -140,11 +140,10 @@ def _decode_turn(
     """Decode one turn's prompts; each finished response is graded, appended to the partial file, and put in `done`."""
     if not prompts:
         return
-    rule = StopRule((), decoder.settings.stop_strings, decoder.settings.max_new_tokens, target.decode)
     start = time.monotonic()
     label = f"{fields['method']} {fields['suite']} T={decoder.settings.temperature:g}"
     for number, response in enumerate(tqdm(decoder.run(prompts), total=len(prompts), desc=label, mininterval=2), 1):
-        text = rule.trim(target.decode(response.output_ids))
+        text = trim(target.decode(response.output_ids), decoder.settings.stop_strings)
         mark = grade(tasks[response.prompt_id], text, response.turn, limits) if scored else None
         record = Record.of(
             response,

@@ -73,9 +73,11 @@ class Shape:
         return 2 * self.num_hidden_layers * self.num_key_value_heads * self.head_dim * itemsize
 
     @property
-    def config(self) -> SimpleNamespace:
-        """The same as an object with a configuration's attributes."""
-        return SimpleNamespace(**asdict(self))
+    def target(self) -> SimpleNamespace:
+        """A target of these dimensions, as far as a drafter's configuration asks for one; it is nobody's."""
+        unsaid = dict.fromkeys(("name", "source", "fingerprint", "template_hash"), "")
+        known = {"hidden_size": self.hidden_size, "rope_theta": self.rope_theta, "revision": None, "thinking": None}
+        return SimpleNamespace(config=SimpleNamespace(**asdict(self)), **unsaid, **known)
 
 
 def _qwen3(hidden: int, layers: int, heads: int, intermediate: int, tied: bool) -> Shape:

@@ -58,7 +58,8 @@ class StopRule:
         text = self.decode(ids)
         return any(stop in text for stop in self.stop_strings)
 
-    def trim(self, text: str) -> str:
-        """The text before the first stop string."""
-        cuts = [text.find(stop) for stop in self.stop_strings]
-        return text[: min((c for c in cuts if c >= 0), default=len(text))]
+
+def trim(text: str, stop_strings: Sequence[str]) -> str:
+    """`text` before the first stop string; empty ones stop nothing."""
+    cuts = [text.find(stop) for stop in stop_strings if stop]
+    return text[: min((at for at in cuts if at >= 0), default=len(text))]

@@ -247,13 +247,16 @@ class Target:
     def has_template(self) -> bool:
         return bool(getattr(self.tokenizer, "chat_template", None))
 
-    def render(self, messages: list[dict[str, str]]) -> list[int]:
-        """Token ids of a conversation up to the point where the model speaks, by its own chat template."""
+    def chat_text(self, messages: list[dict[str, str]]) -> str:
+        """A conversation up to the point where the model speaks, as its own chat template writes it."""
         if not self.has_template:
             raise TargetError(f"target {self.name} has no chat template; use plain few-shot prompts")
         extra = {} if self.thinking is None else {"enable_thinking": self.thinking}
-        text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **extra)
-        return self.tokenizer(text, add_special_tokens=False).input_ids
+        return self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **extra)
+
+    def render(self, messages: list[dict[str, str]]) -> list[int]:
+        """Token ids of `chat_text`, which has written its own special tokens."""
+        return self.encode(self.chat_text(messages), special=False)
 
     def encode(self, text: str, special: bool = True) -> list[int]:
         """Token ids of plain text, with the tokenizer's own beginning token unless `special` is False."""

@@ -26,8 +26,10 @@ BORROWED = ("embed_tokens.weight", "lm_head.weight")
 def skeleton(config: DrafterConfig) -> BlockDrafter:
     """The drafter of `config` on the meta device: every tensor's name and shape, and no memory."""
     nothing = TargetBinding(_unbound, _unbound, config.hidden_size, config.vocab_size)
+    size = config.draft_vocab_size
+    vocab = None if size is None else torch.arange(size)  # its values are looked at, so it is real
     with torch.device("meta"):
-        return BlockDrafter(config, nothing)
+        return BlockDrafter(config, nothing, draft_vocab=vocab)
 
 
 def _unbound(*_: Any) -> Tensor:

@@ -2,29 +2,41 @@
 
 import csv
 import io
-import time
+import itertools
 
 import pytest
 import torch
 
-from harness.bench import relay
+from harness.bench import clock, relay
 from harness.bench.__main__ import main
 from harness.bench.clock import compare
 
 CPU = torch.device("cpu")
 
 
-def test_a_slower_call_is_slower_and_the_first_call_counts_nowhere():
-    first = iter([True])
+def test_a_slower_call_is_slower_and_the_first_call_counts_nowhere(monkeypatch):
+    """On a clock that the calls themselves move, so that a busy machine changes nothing."""
+    now, order = [0.0], []
+    monkeypatch.setattr(clock.time, "perf_counter", lambda: now[0])
 
-    def warming():
-        time.sleep(0.1 if next(first, False) else 0.002)
+    def call(name, *seconds):
+        waits = itertools.chain(seconds, itertools.repeat(seconds[-1]))
 
-    found = compare({"quick": lambda: time.sleep(0.002), "slow": lambda: time.sleep(0.006), "warming": warming}, CPU, 3)
-    assert 2.2 < found["slow"].median / found["quick"].median < 4
-    assert found["warming"].median < 2 * found["quick"].median
-    for timing in found.values():
-        assert timing.fastest <= timing.median <= timing.slowest
+        def run():
+            order.append(name)
+            now[0] += next(waits)
+
+        return run
+
+    calls = {"quick": call("quick", 0.002), "slow": call("slow", 0.006), "late": call("late", 9.0, 0.002)}
+    found = compare(calls, CPU, 3)
+    assert found["quick"].median == pytest.approx(2000) and found["slow"].median == pytest.approx(6000)
+    assert found["late"].median == found["late"].slowest == pytest.approx(2000)
+    assert [name for name, _ in itertools.groupby(order)][-9:] == [
+        "quick",
+        "slow",
+        "late",
+    ] * 3  # block by block in turn
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -11,6 +11,7 @@ from harness.budget import Budget, Speed, drafter_parameters, measure_speed, tot
 from harness.config import load_config
 from harness.shapes import SHAPES, Shape
 from harness.train.build import build_drafter
+from harness.train.corpus import Trajectory
 from tests.tiny import tiny_model, tiny_target
 from tests.training import config as tiny_config
 
@@ -50,10 +51,13 @@ def test_a_configuration_without_dimensions_is_refused():
         Shape.of(AutoConfig.for_model("t5"))
 
 
+@pytest.mark.parametrize("vocab", [None, 40])
 @pytest.mark.parametrize("method", ["dflash", "dflow", "domino", "dflow_domino"])
-def test_parameters_are_those_of_the_drafter_that_will_be_built(method, tmp_path):
-    target, config = tiny_target(), tiny_config(tmp_path)
-    built = build_drafter(config, target, method, 0, [])
+def test_parameters_are_those_of_the_drafter_that_will_be_built(method, vocab, tmp_path):
+    target, config = tiny_target(), tiny_config(tmp_path, {"draft_vocab_size": vocab})
+    lines = [Trajectory("p", (1,), tuple(range(60)), 0.0)]
+    built = build_drafter(config, target, method, 0, lines)
+    assert built.config.draft_vocab_size == vocab
     shape = Shape.of(target.model.config)
     assert drafter_parameters(config, shape, method) == sum(p.numel() for p in built.parameters())
 

@@ -107,8 +107,3 @@ def rule(budget=10, ids=(), strings=()):
 )
 def test_the_earliest_stop_wins(stop, output, new, expected):
     assert stop.first_stop([ord(c) for c in output], [ord(c) for c in new]) == expected
-
-
-def test_trim_cuts_before_the_first_stop_string():
-    assert rule(strings=["\nQ", "##"]).trim("a##b\nQ") == "a"
-    assert rule(strings=["x"]).trim("abc") == "abc"

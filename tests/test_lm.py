@@ -1,6 +1,7 @@
 """The decoder through plain lm-eval: the same prompts, outputs, steps and scores as the pipeline's own."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import lm_eval
@@ -10,8 +11,9 @@ from lm_eval.tasks import TaskManager
 
 from harness.arms import load_arm
 from harness.config import load_config
+from harness.data import Task, TaskError, first_messages, prompt_of
 from harness.lm import DraftedLM
-from harness.lm_tasks import main, process_results, write_tasks
+from harness.lm_tasks import document, main, process_results, write_tasks
 from harness.run_suite import run_suite
 from harness.target import Target
 from tests.tiny import tiny_target
@@ -127,6 +129,17 @@ def test_a_task_file_says_all_that_is_asked(folder, config):
     assert process_results(lines[0] | {"scored": False}, [lines[0]["gold"]]) == {}
     text = (folder / "pocket_word.yaml").read_text()
     assert "dataset_path: json" in text and "max_gen_toks: 48" in text and "!function" in text
+
+
+def test_a_base_model_is_asked_the_plain_form():
+    shot, asked = "Q: 1+1?\nA: 2\n", "Q: 2+2?\nA:"
+    task = Task("t/1", "s", ("in chat",), {"kind": "number", "answer": "4"}, plain=(asked,), few_shot=shot)
+    base, chat = tiny_target(template=None), tiny_target()
+    texts = [document(task, target, 8, scored=True, run_code=False)["text"] for target in (base, chat)]
+    assert texts == [shot + asked, "in chat"]
+    assert tuple(base.encode(texts[0])) == prompt_of(task, first_messages(task), base).ids
+    with pytest.raises(TaskError, match="no chat template and this task no plain form"):
+        document(replace(task, plain=()), base, 8, scored=True, run_code=False)
 
 
 def test_dialogues_stay_out(config, target, tmp_path, caplog):

@@ -1,6 +1,5 @@
 """What each stage depends on: its slice of the configuration and the files behind it."""
 
-import json
 from types import SimpleNamespace
 
 import pytest
@@ -46,13 +45,6 @@ def test_every_source_of_a_mixture_is_part_of_the_trajectories(tmp_path):
     asked["sources"] = {**asked["sources"], "mbpp": 1}
     assert len({before[0], settings_changed[0], content_changed[0], said()[0]}) == 4
     assert before[1] == content_changed[1] != said()[1]
-
-
-def test_a_single_source_says_nothing_of_several():
-    said = json.loads(plan_of().trajectories(TARGET))
-    assert said["trajectories"].keys() == {
-        *("source", "prompts", "max_new_tokens", "temperatures", "batch_size", "seed")
-    } and said["prompts"] is None  # fmt: skip
 
 
 @pytest.mark.parametrize(("source", "told"), [("humaneval", True), ("pocket", True), ("gsm8k", False)])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.stops import StopRule
+from harness.stops import StopRule, trim
 from tests.tiny import byte_tokenizer
 
 TOKENIZER = byte_tokenizer()
@@ -53,5 +53,4 @@ def test_the_earliest_stop_wins_and_the_id_before_the_string(width):
 
 
 def test_text_is_cut_before_the_first_stop_string():
-    rule = StopRule((), ("", "\n\n", "Q:"), 5, decode)
-    assert rule.trim("a Q: b\n\nc") == "a " and rule.trim("whole") == "whole"
+    assert trim("a Q: b\n\nc", ("", "\n\n", "Q:")) == "a " and trim("whole", ("Q:",)) == "whole"

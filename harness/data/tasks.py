@@ -75,7 +75,7 @@ def prompt_of(task: Task, messages: Sequence[dict[str, str]], target: Any, max_n
     if target.has_template:
         ids = tuple(target.render(list(messages)))
     elif task.plain:
-        ids = tuple(target.encode(_plain_text(task, messages)))
+        ids = tuple(target.encode(plain_text(task, messages)))
     else:
         raise TaskError(
             f"{task.id}, turn {turn + 1}: {target.name} has no chat template and this task no plain form; "
@@ -85,7 +85,7 @@ def prompt_of(task: Task, messages: Sequence[dict[str, str]], target: Any, max_n
     return Prompt(id=task.id, ids=ids, turn=turn)
 
 
-def _plain_text(task: Task, messages: Sequence[dict[str, str]]) -> str:
+def plain_text(task: Task, messages: Sequence[dict[str, str]]) -> str:
     """The conversation as plain text up to the next answer.  White space behind an answer is left out: the next turn
     begins with its own."""
     answers = [message["content"].rstrip() for message in messages if message["role"] == "assistant"]

@@ -15,7 +15,7 @@ rule import_drafter:
         source=plan.source,
     log:
         f"{WORK}/logs/import-{{target}}-{{method}}-seed{{seed}}.log",
-    priority: 2  # a hub that does not answer is found before anything is trained
+    priority: plan.before_training  # a hub that does not answer is found before anything is trained
     conda:
         "../../environment.yml"
     message:

@@ -9,7 +9,7 @@ rule trajectories:
         code=plan.trajectories_code(),
     log:
         f"{WORK}/logs/trajectories-{{target}}.log",
-    priority: 1  # it asks first what later stages would refuse
+    priority: plan.before_training  # it asks first what later stages would refuse
     threads: TORCH_THREADS
     conda:
         "../../environment.yml"

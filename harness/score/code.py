@@ -10,18 +10,14 @@ from __future__ import annotations
 import re
 import warnings
 
+from harness.stops import trim
+
 _FENCE = re.compile(r"```[ \t]*([A-Za-z0-9_+-]*)[ \t]*\n(.*?)(?:\n[ \t]*```|\Z)", re.DOTALL)
 #: Lines that code may begin with at the left margin; prose may too, which the compiler then finds out.
 _START = re.compile(r"^(?:import|from|def|async|class|@)", re.MULTILINE)
 _FUNCTION = re.compile(r"^(?:async\s+)?def\s", re.MULTILINE)
 #: Places tried for the beginning and the end of an unfenced answer.
 _MOST_STARTS, _MOST_ENDS = 8, 64
-
-
-def cut(text: str, stop_strings: tuple[str, ...] | list[str]) -> str:
-    """`text` up to the first stop string."""
-    ends = [at for stop in stop_strings if (at := text.find(stop)) >= 0]
-    return text[: min(ends)] if ends else text
 
 
 def compiles(program: str) -> bool:
@@ -47,7 +43,7 @@ def program_of(text: str, prompt: str, entry_point: str, stop_strings: tuple[str
     for block in reversed(blocks):  # models correct themselves: the last whole function counts
         if defines.search(block):
             return _context(prompt, defines) + block
-    bare = text if prompt else cut(text, stop_strings)  # a body that continues its prompt is cut later
+    bare = text if prompt else trim(text, stop_strings)  # a body that continues its prompt is cut later
     if defines.search(bare) and not (blocks and prompt):
         return _context(prompt, defines) + _unfenced(bare, defines)
     if prompt:
@@ -74,7 +70,7 @@ def _unfenced(text: str, defines: re.Pattern[str]) -> str:
 
 
 def _completion(text: str, prompt: str, stop_strings: tuple[str, ...] | list[str]) -> str | None:
-    body = cut(text, stop_strings)
+    body = trim(text, stop_strings)
     first = next((line for line in body.splitlines() if line.strip()), None)
     if first is None:
         return None

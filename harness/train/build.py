@@ -11,6 +11,7 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -62,9 +63,12 @@ def build_drafter(
 
 
 def drafter_config(
-    settings: DrafterSettings, target: Target, method: str, draft_vocab_size: int | None = None
+    settings: DrafterSettings, target: Any, method: str, draft_vocab_size: int | None = None, mask: int | None = None
 ) -> DrafterConfig:
-    """What a drafter for `target` will say about itself.  Raises ``ValueError`` for one the target cannot have."""
+    """What a drafter for `target` will say about itself.  Raises ``ValueError`` for one the target cannot have.
+
+    mask: the mask token, if it has been chosen; else `mask_token` chooses it.
+    """
     overrides = {} if draft_vocab_size is None else {"draft_vocab_size": draft_vocab_size}
     if settings.intermediate_size is not None:
         overrides["intermediate_size"] = settings.intermediate_size
@@ -77,7 +81,7 @@ def drafter_config(
         target_fingerprint=target.fingerprint,
         template_hash=target.template_hash,
         thinking=target.thinking,
-        mask_token_id=mask_token(target, settings),
+        mask_token_id=mask_token(target, settings) if mask is None else mask,
         rope_theta=target.rope_theta,
         head_options=head_options(settings),
         relay_options=relay_options(settings, target.hidden_size),

@@ -47,7 +47,7 @@ from harness.provenance import provenance
 from harness.records import read_records, write_records
 from harness.score.grade import GraderError
 from harness.sections import TrajectoriesConfig
-from harness.stops import StopRule
+from harness.stops import trim
 from harness.target import Target
 from harness.train.guard import Lifeline, RunLocked, locked
 from harness.train.state import digest, write_bytes, write_json
@@ -104,8 +104,8 @@ def generate(
                 for line in _answer(target, missing, decode, settings.batch_size, prefix, sources, partial, life):
                     lines[line["prompt_id"], turn, temperature] = line
         for task, temperature in waiting:
-            rule = StopRule((), stops_of(stops, task.suite), settings.max_new_tokens, target.decode)
-            answer = rule.trim(target.decode(lines[task.id, turn, temperature]["response_ids"]))
+            whole = target.decode(lines[task.id, turn, temperature]["response_ids"])
+            answer = trim(whole, stops_of(stops, task.suite))
             talks[task.id] = [*talks[task.id], {"role": "assistant", "content": answer}]
         following = [(task, t, next_turn(task, talks[task.id])) for task, t in waiting]
         waiting = [(task, t) for task, t, messages in following if messages is not None]
@@ -228,20 +228,21 @@ def tasks_of(config: Config, target: Target) -> list[Task]:
     """
     settings, tasks = config.trajectories, []
     for source, count in settings.shares.items():
-        found = _tasks_from(config, target, source, count)
+        found = tasks_from(config, source, count, target.has_template)
         tasks += [replace(task, suite=source) for task in found] if settings.sources else found
     for name, suite in config.suites.items():
         refuse_overlap(tasks, suite_prompts(name, suite, config.data_root))
     return tasks
 
 
-def _tasks_from(config: Config, target: Target, source: str, count: int) -> list[Task]:
+def tasks_from(config: Config, source: str, count: int, in_chat: bool) -> list[Task]:
+    """`count` training prompts of one source; in_chat: for a target with a chat template."""
     if source.endswith(".jsonl"):
         return prompt_file(project_path(source), count)
     # Where shots are drawn, the target is trained behind the very ones it will be measured behind.
     twin = config.twin(source)
     shots = None if twin is None else twin.shots
-    drawn = twin is not None and (shots or not target.has_template)
+    drawn = twin is not None and (shots or not in_chat)
     seed = twin.sample_seed if drawn else config.trajectories.seed
     return training_tasks(source, count, seed, config.data_root, shots)
 
