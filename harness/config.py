@@ -20,7 +20,8 @@ import yaml
 from pydantic import ValidationError
 
 from harness.config_errors import ConfigError, explain, nearest
-from harness.sections import TRAINING_SOURCES, TargetConfig
+from harness.prompt_sections import TRAINING_SOURCES
+from harness.sections import TargetConfig
 from harness.settings import ROOT, Config, project_path
 
 PROFILES = ROOT / "harness" / "config"
@@ -146,11 +147,13 @@ def check_paths(config: Config) -> None:
     for name, drafters in config.pretrained.items():
         for method, given in drafters.items():
             local_path(given.source, f"pretrained.{name}.{method}.source")
-    for prompts in config.trajectories.shares:
-        if prompts not in TRAINING_SOURCES and not project_path(prompts).is_file():
-            key = "sources" if config.trajectories.sources else "source"
+    asked = config.trajectories
+    for source in asked.shares:
+        file = asked.file_of(source)
+        if file is not None and not project_path(file).is_file():
+            key = f"datasets.{source}.source" if source in asked.datasets else "sources" if asked.sources else "source"
             raise ConfigError(
-                f"trajectories.{key} is {prompts!r}: no such file here or in {ROOT}; correct the path, or name one of "
+                f"trajectories.{key} is {file!r}: no such file here or in {ROOT}; correct the path, or name one of "
                 f"{', '.join(TRAINING_SOURCES)}"
             )
 

@@ -27,9 +27,10 @@ from harness.config import (
     project_path,
     temperature_label,
 )
+from harness.prompt_sections import CODE_SOURCES
 from harness.provenance import origin_path
 from harness.report.inputs import figure_names
-from harness.sections import CODE_SOURCES, OF_LATER_ROUNDS
+from harness.sections import OF_LATER_ROUNDS
 from harness.stage import ROOT, digest
 from methods.recipes import RECIPES, Recipe
 
@@ -171,9 +172,17 @@ class Plan:
         """Settings, and of every source the suite it is asked like and the file it is read from."""
         asked = self.config.trajectories
         behind = {source: self._behind(source) for source in asked.shares}
-        files = {s: content_digest(project_path(s)) for s in asked.shares if s.endswith(".jsonl")}
+        files = {s: content_digest(project_path(file)) for s in asked.shares if (file := asked.file_of(s))}
+        named = {s: asked.datasets[s].model_dump() for s in asked.shares if s in asked.datasets}
+        if named:  # their rows are chosen with a look at what is evaluated
+            fields = {"source", "prompts", "sample_seed", "shots"}
+            named["evaluated"] = {name: one.model_dump(include=fields) for name, one in self.config.suites.items()}
         return text(
-            target=self._trainer(wildcards.target), trajectories=asked.model_dump(), behind=behind, prompts=files
+            target=self._trainer(wildcards.target),
+            trajectories=asked.model_dump(exclude={"datasets"}),
+            behind=behind,
+            prompts=files,
+            **({"datasets": named} if named else {}),
         )
 
     def _behind(self, source: str) -> dict[str, Any]:

@@ -27,12 +27,15 @@ from harness.budget import (
     totals,
 )
 from harness.config import Config, ConfigError, local_path
-from harness.data import DataError, suite_prompts
+from harness.config_errors import nearest
+from harness.data import DataError, Task, suite_prompts
+from harness.data.conversations import gather
 from harness.model_source import find_device, resolve_source
+from harness.prompt_sections import DatasetConfig
 from harness.settings import project_path
 from harness.shapes import SHAPES, Shape
 from harness.soundness import TargetError
-from harness.train.trajectories import tasks_from
+from harness.train.prompts import tasks_from
 
 #: Free memory and disk that an estimate should leave; it is one.
 SLACK = 1.2
@@ -126,26 +129,34 @@ def _source(what: str, source: str, revision: str | None) -> Finding:
     return Finding(what, f"local, {source}") if path else Finding(what, f"hub, {source}", ask_hub(source, revision))
 
 
-def ask_hub(source: str, revision: str | None) -> str:
-    """What keeps a hub's model from being read; empty if nothing does.  A model in the local cache is enough."""
+def ask_hub(source: str, revision: str | None, kind: str = "model", file: str | None = None) -> str:
+    """What keeps a hub's model or data set from being read; empty if nothing does.  A copy in the local cache is
+    enough.
+
+    kind: "model" or "dataset".  file: one that must be in the repository; null for all of it.
+    """
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
 
     try:
-        snapshot_download(source, revision=revision, local_files_only=True)
-        return ""
+        there = snapshot_download(source, revision=revision, repo_type=kind, local_files_only=True)
+        if file is None or (Path(there) / file).exists():
+            return ""
     except (LocalEntryNotFoundError, OSError, ValueError):
         pass
     try:
-        HfApi().model_info(source, revision=revision, timeout=PATIENCE)
-        HfApi().auth_check(source)
+        info = HfApi().repo_info(source, revision=revision, repo_type=kind, timeout=PATIENCE)
+        HfApi().auth_check(source, repo_type=kind)
     except GatedRepoError:
-        return f"{source} has a licence that is not accepted; accept it on the hub's page of the model and log in there"
+        return f"{source} has a licence that is not accepted; accept it on the hub's page of it and log in there"
     except RepositoryNotFoundError:
-        return f"the hub knows no {source}, or it is private; correct the source of the target, or log in"
+        return f"the hub knows no {kind} {source}, or it is private; correct the source, or log in"
     except Exception as error:  # of the transport underneath, which is another with every version of the client
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
-        return f"{SILENCE} about {source} ({first[:120]}); connect, or give a local folder as the source"
+        return f"{SILENCE} about {source} ({first[:120]}); connect, or give a local copy as the source"
+    names = [one.rfilename for one in info.siblings or ()]
+    if file is not None and file not in names:
+        return f"{source} has no file {file!r}{nearest(file, names)}; correct it"
     return ""
 
 
@@ -158,12 +169,18 @@ def data(config: Config, offline: bool = False) -> list[Finding]:
         (f"suite {name}", suite.source, lambda name=name, suite=suite: suite_prompts(name, suite, config.data_root))
         for name, suite in config.suites.items()
     ]
+    hubs = []
     for source, count in config.trajectories.shares.items():
-        read = lambda source=source, count=count: tasks_from(config, source, count, in_chat=True)  # noqa: E731
-        asked.append((f"training prompts of {source}", source, read))
+        what, dataset = f"training prompts of {source}", config.trajectories.datasets.get(source)
+        if dataset is not None and not dataset.is_file:
+            hubs.append(_hub_dataset(what, dataset, offline))
+            continue
+        read = lambda source=source, count=count: prompts_from(config, source, count)  # noqa: E731
+        asked.append((what, config.trajectories.file_of(source) or source, read))
     found = []
     for what, source, read in asked:
-        if offline and config.data_root is None and not source.startswith("pocket") and not source.endswith(".jsonl"):
+        here = source.startswith("pocket") or source.endswith((".json", ".jsonl"))
+        if offline and config.data_root is None and not here:
             mend = f"{SILENCE}; set data_dir or HARNESS_DATA_DIR to a local copy"
             found.append(Finding(what, "not to be had", mend))
             continue
@@ -171,7 +188,23 @@ def data(config: Config, offline: bool = False) -> list[Finding]:
             found.append(Finding(what, f"{len(read())} prompts"))
         except (DataError, OSError) as error:
             found.append(Finding(what, "not to be had", str(error)))
-    return found
+    return found + hubs
+
+
+def prompts_from(config: Config, source: str, count: int) -> list[Task]:
+    """Training prompts of a source that is here, as far as they can be chosen without a target."""
+    dataset = config.trajectories.datasets.get(source)
+    if dataset is None:
+        return tasks_from(config, source, count, in_chat=True)
+    return gather(source, dataset, count, config.trajectories.seed).tasks
+
+
+def _hub_dataset(what: str, dataset: DatasetConfig, offline: bool) -> Finding:
+    """Whether a hub lets a data set be read, which may be too large to be fetched for a question."""
+    said = f"hub, {dataset.source}"
+    if offline:
+        return Finding(what, said, f"{SILENCE}; give a local copy of its file as the source of the data set")
+    return Finding(what, said, ask_hub(dataset.source, dataset.revision, "dataset", dataset.file))
 
 
 def shapes(config: Config) -> dict[str, Shape]:

@@ -36,10 +36,10 @@ from harness.data import (
     suite_prompts,
 )
 from harness.decode import Decoder, Prompt
+from harness.prompt_sections import SuiteConfig
 from harness.provenance import checkpoint_digest, origin, write_origin
 from harness.records import Record, append_record, prompt_sha, read_records, write_records
 from harness.score.grade import GraderError, Limits, grade, self_test
-from harness.sections import SuiteConfig
 from harness.stage import digest
 from harness.stops import trim
 from harness.target import Target

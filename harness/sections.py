@@ -1,4 +1,5 @@
-"""The sections of a configuration, strict and typed, and every default in exactly one place, here.
+"""The sections of a configuration, strict and typed, and every default in exactly one place, here and in
+`harness.prompt_sections`.
 
 It knows the names, types and bounds of the settings of each section.  It does not know how sections form a run
 (`harness.settings`), nor what any stage does with them, and imports neither torch nor Snakemake.
@@ -10,20 +11,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from harness.config_errors import nearest
-from harness.pocket.world import SUITES as POCKET_SUITES
-
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
-SuiteSource = Literal["pocket", "gsm8k", "humaneval", "math500", "mbpp", "mbpp_bare", "mt_bench", "alpaca"]
 #: Layouts of released checkpoints, as `methods.published` knows them.
 CheckpointFormat = Literal["dflash", "domino"]
-#: What training prompts can come from, beside a .jsonl file.
-TRAINING_SOURCES = ("pocket", *POCKET_SUITES, "gsm8k", "mbpp", "mbpp_bare", "instructions")
-#: Sources of suites whose form a training source shares, where they are not called as it is.
-ASKED_LIKE = {"instructions": ("mt_bench", "alpaca")}
-#: Sources of suites some of whose answers are code.
-CODE_SOURCES = frozenset({"pocket", "humaneval", "mbpp", "mbpp_bare"})
 
 
 class Section(BaseModel):
@@ -52,20 +43,6 @@ class TargetConfig(Section):
     def in_training(self) -> TargetConfig:
         """The same target as trajectories and training load it."""
         return self.model_copy(update={"dtype": self.training_dtype or self.dtype, "training_dtype": None})
-
-
-class SuiteConfig(Section):
-    source: SuiteSource
-    """Where the prompts come from; pocket suites are told apart by the name of the suite."""
-    prompts: int = Field(gt=0)
-    """How many prompts, sampled with sample_seed; never simply the first ones."""
-    max_new_tokens: int = Field(gt=0)
-    scored: bool = True
-    sample_seed: int = Field(0, ge=0)
-    shots: int | None = Field(None, ge=0)
-    """Worked examples before the question; null: none with a chat template, else the suite's usual number."""
-    stop_strings: list[str] | None = None
-    """Texts that end a response; null: none with a chat template, else the suite's usual ones."""
 
 
 class DecodeConfig(Section):
@@ -153,51 +130,6 @@ class DrafterSettings(Section):
                 f"{self.alignment!r} proposes at most {most}"
             )
         return self
-
-
-class TrajectoriesConfig(Section):
-    """Training prompts: `source` and `prompts`, or `sources` for several at once."""
-
-    source: str | None = None
-    """pocket, one pocket suite, gsm8k (its training split), mbpp or mbpp_bare (its validation and training splits),
-    instructions, or a .jsonl file of prompts.  A relative path is looked up from the current folder, then from the
-    project root."""
-    prompts: int | None = Field(None, gt=0)
-    sources: dict[str, Annotated[int, Field(gt=0)]] = {}
-    """Source -> prompts, in place of the two above; each is asked in the form of the suite that evaluates it."""
-    max_new_tokens: int = Field(gt=1)
-    temperatures: list[float] = [0.0, 1.0]
-    """The prompts are shared out evenly over these: a drafter that serves T = 0 and T = 1 sees both."""
-    batch_size: int = Field(32, gt=0)
-    seed: int = Field(0, ge=0)
-
-    @model_validator(mode="after")
-    def one_form(self) -> TrajectoriesConfig:
-        single = self.source is not None and self.prompts is not None
-        if bool(self.sources) == single or (self.sources and (self.source, self.prompts) != (None, None)):
-            said = f"source is {self.source!r}, prompts {self.prompts!r} and sources {self.sources!r}"
-            raise ValueError(f"{said}; give source and prompts, or sources alone, and set the others to null")
-        return self
-
-    @field_validator("source")
-    @classmethod
-    def known_source(cls, source: str | None) -> str | None:
-        return source if source is None else known_prompts(source)
-
-    @field_validator("sources")
-    @classmethod
-    def known_sources(cls, sources: dict[str, int]) -> dict[str, int]:
-        return {known_prompts(source): count for source, count in sources.items()}
-
-    @property
-    def shares(self) -> dict[str, int]:
-        """Prompts of each source, in either form; in one order, however they were written."""
-        return dict(sorted(self.sources.items())) if self.sources else {self.source: self.prompts}
-
-    @field_validator("temperatures")
-    @classmethod
-    def usable(cls, values: list[float]) -> list[float]:
-        return distinct(values, low=0.0)
 
 
 #: Settings of training that a run of one round a step never looks at.
@@ -323,14 +255,6 @@ class Variant(Section):
         if self.weights is not None and (self.train or self.drafter):
             raise ValueError("borrows its weights, so settings of train and drafter would change nothing; remove them")
         return self
-
-
-def known_prompts(source: str) -> str:
-    """`source`, if training prompts can come from there."""
-    if source in TRAINING_SOURCES or source.endswith(".jsonl"):
-        return source
-    valid = f"valid: {', '.join(TRAINING_SOURCES)}, or a .jsonl file of prompts"
-    raise ValueError(f"source {source!r} is unknown{nearest(source, TRAINING_SOURCES)}; {valid}")
 
 
 def distinct(values: list, low: float | None = None) -> list:

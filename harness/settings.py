@@ -15,8 +15,8 @@ from typing import Any
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from harness.config_errors import ConfigError, nearest
+from harness.prompt_sections import ASKED_LIKE, SuiteConfig, TrajectoriesConfig
 from harness.sections import (
-    ASKED_LIKE,
     DecodeConfig,
     DrafterSettings,
     Name,
@@ -24,11 +24,9 @@ from harness.sections import (
     ReportConfig,
     Section,
     Seed,
-    SuiteConfig,
     TargetConfig,
     TimingConfig,
     TrainConfig,
-    TrajectoriesConfig,
     Variant,
     distinct,
 )

@@ -39,6 +39,7 @@ SURROUNDINGS = frozenset(
         "harness.config",
         "harness.config_errors",
         "harness.launch",
+        "harness.prompt_sections",
         "harness.provenance",
         "harness.sections",
         "harness.settings",
@@ -56,7 +57,7 @@ STAGES: dict[str, tuple[tuple[str, ...], frozenset[str]]] = {
     ),
     "train": (
         ("harness.train.__main__",),
-        SURROUNDINGS | DECODER | {"harness.train.trajectories", "harness.preflight"},
+        SURROUNDINGS | DECODER | {"harness.train.trajectories", "harness.train.prompts", "harness.preflight"},
     ),
     "import": (("harness.checkpoint",), SURROUNDINGS | LOOP),
     "decode": (("harness.run_suite",), SURROUNDINGS),

@@ -17,7 +17,8 @@ from harness.config import (
     schema_text,
     temperature_label,
 )
-from harness.sections import TRAINING_SOURCES, TargetConfig
+from harness.prompt_sections import TRAINING_SOURCES
+from harness.sections import TargetConfig
 from harness.settings import method_names
 
 PROFILES = ["laptop", "paper", "plateau", "pocket", "reference", "smoke"]
@@ -191,7 +192,7 @@ def test_suite_sources_are_those_that_can_be_loaded():
     from typing import get_args
 
     from harness.data.suites import SOURCES
-    from harness.sections import SuiteSource
+    from harness.prompt_sections import SuiteSource
 
     assert set(get_args(SuiteSource)) == set(SOURCES)
 

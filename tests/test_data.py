@@ -28,7 +28,7 @@ from harness.data import (
     training_tasks,
 )
 from harness.pocket.world import SUITES
-from harness.train.trajectories import tasks_of
+from harness.train.prompts import tasks_of
 from tests.data_folder import gsm_rows, pinned_folder
 
 

@@ -29,10 +29,11 @@ from harness.data import (
     suite_prompts,
     training_tasks,
 )
+from harness.prompt_sections import TRAINING_SOURCES
 from harness.score.grade import broken_response, gold_response, grade
-from harness.sections import TRAINING_SOURCES
 from harness.suites import SUITES, TRAINING
-from harness.train.trajectories import facts_of, tasks_of
+from harness.train.prompts import tasks_of
+from harness.train.trajectories import facts_of
 from tests.data_folder import pinned_folder
 from tests.test_data import FakeTarget, suite
 
@@ -150,7 +151,7 @@ def test_functions_are_found_without_a_prompt_to_continue(folder, text, verdict)
 
 def test_a_dialogue_goes_on_as_plain_text():
     target = FakeTarget(chat=False)
-    task = dialogue._task("d", "mt_bench", ["first?", "second?"], dialogue.HEADER)
+    task = dialogue.conversation("d", "mt_bench", ["first?", "second?"], example=False)
     first = prompt_of(task, first_messages(task), target)
     assert target.tokenizer.decode(list(first.ids)) == f"{dialogue.HEADER}User: first?\nAssistant:"
     messages = next_turn(task, [*first_messages(task), {"role": "assistant", "content": " My answer.\n\n"}])

@@ -7,7 +7,7 @@ from harness.data import build_prompts
 from harness.preflight import refuse_unusable
 from harness.target import Target
 from harness.train import trajectories
-from harness.train.trajectories import tasks_of
+from harness.train.prompts import tasks_of
 from tests.tiny import tiny_target
 
 SMALL = {"methods": ["ar", "dflash"], "trajectories": {"prompts": 20}}

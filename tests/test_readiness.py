@@ -71,7 +71,7 @@ def test_a_silent_hub_is_asked_once(tmp_path, capsys, monkeypatch):
     ("error", "words"),
     [
         ("GatedRepoError", "licence that is not accepted"),
-        ("RepositoryNotFoundError", "the hub knows no some/model"),
+        ("RepositoryNotFoundError", "the hub knows no model some/model"),
         ("ConnectionError", "the hub does not answer about some/model"),
     ],
 )
@@ -83,10 +83,10 @@ def test_what_a_hub_answers_becomes_a_mend(monkeypatch, error, words):
     fault.args = ("no",)
 
     class Api:
-        def model_info(self, *_, **__):
+        def repo_info(self, *_, **__):
             raise fault
 
-        def auth_check(self, *_):
+        def auth_check(self, *_, **__):
             raise fault
 
     def absent(*_, **__):

@@ -10,7 +10,8 @@ from harness.data import DataError, Task, TaskError
 from harness.data.prompt_file import prompt_file
 from harness.decode import Decoder, DecodeSettings, Prompt
 from harness.train.corpus import FACTS, read_trajectories
-from harness.train.trajectories import generate, publish, sample_text, tasks_of
+from harness.train.prompts import tasks_of
+from harness.train.trajectories import generate, publish, sample_text
 
 
 @pytest.fixture(scope="module")

@@ -37,22 +37,23 @@ def tasks(
     """
     if shots:
         raise DataError(f"{source} has shots {shots}, but its transcript has one example only; leave shots out, or 0")
-    few_shot = HEADER + (EXAMPLE if shots is None else "")
+    example = shots is None
     split = "train" if source == "instructions" else "test"
     names = [f"instructions/{name}" for name in INSTRUCTION_FILES] if split == "train" else [f"{source}/test"]
     rows = [row for name in names for row in load_rows(name, data_dir)]
     chosen = sample(list(range(len(rows))), count, f"{source}/{split}/{seed}")
-    return [_task(f"{source}/{split}/{i:04d}", source, rows[i]["turns"], few_shot) for i in chosen]
+    return [conversation(f"{source}/{split}/{i:04d}", source, rows[i]["turns"], example) for i in chosen]
 
 
-def _task(name: str, source: str, turns: list[str], few_shot: str) -> Task:
+def conversation(name: str, suite: str, turns: list[str], example: bool = True) -> Task:
+    """An ungraded task of what a user says; example: whether a base model's transcript begins with one."""
     plain = [f"User: {turn.strip()}\nAssistant:" for turn in turns]
     return Task(
         id=name,
-        suite=source,
+        suite=suite,
         turns=tuple(turns),
         reference={"kind": "none"},
         plain=tuple(plain[:1] + [f"\n{text}" for text in plain[1:]]),
-        few_shot=few_shot,
+        few_shot=HEADER + (EXAMPLE if example else ""),
         stop_strings=STOP_STRINGS,
     )

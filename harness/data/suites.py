@@ -17,7 +17,7 @@ from harness.data import dialogue, gsm8k, humaneval, math500, mbpp
 from harness.data.files import DataError
 from harness.data.tasks import Task
 from harness.pocket import world
-from harness.sections import TRAINING_SOURCES
+from harness.prompt_sections import TRAINING_SOURCES
 
 DataDir = str | os.PathLike | None
 
@@ -126,8 +126,8 @@ def training_tasks(
 
 def refuse_overlap(training: Iterable[Task], evaluation: Sequence[Task]) -> None:
     """Raise DataError if a training prompt is an evaluation prompt, case and punctuation aside."""
-    asked = {_essence(task): task.id for task in evaluation}
-    both = [(task.id, asked[key]) for task in training if (key := _essence(task)) in asked]
+    asked = {essence(question_of(task)): task.id for task in evaluation}
+    both = [(task.id, asked[key]) for task in training if (key := essence(question_of(task))) in asked]
     if both:
         shown = ", ".join(f"{a} = {b}" for a, b in both[:5])
         raise DataError(
@@ -135,9 +135,13 @@ def refuse_overlap(training: Iterable[Task], evaluation: Sequence[Task]) -> None
         )
 
 
-def _essence(task: Task) -> str:
-    question = task.reference.get("question") or task.turns[0]
-    # signs that carry meaning in arithmetic and code stay; only case, spacing and sentence marks are noise
+def question_of(task: Task) -> str:
+    """What a task asks first, without the words around it."""
+    return task.reference.get("question") or task.turns[0]
+
+
+def essence(question: str) -> str:
+    """A question without case, spacing and sentence marks; signs that carry meaning in arithmetic and code stay."""
     return re.sub(r"[\s.,!?;:'\"]+", " ", question.lower()).strip()
 
 

@@ -71,18 +71,25 @@ def next_turn(task: Task, messages: Sequence[dict[str, str]]) -> list[dict[str, 
 
 def prompt_of(task: Task, messages: Sequence[dict[str, str]], target: Any, max_new_tokens: int = 0) -> Prompt:
     """The prompt whose answer continues `messages`; its turn is the number of answers given so far."""
-    turn = sum(message["role"] == "assistant" for message in messages)
-    if target.has_template:
-        ids = tuple(target.render(list(messages)))
-    elif task.plain:
-        ids = tuple(target.encode(plain_text(task, messages)))
-    else:
-        raise TaskError(
-            f"{task.id}, turn {turn + 1}: {target.name} has no chat template and this task no plain form; "
-            f"use a chat model, or leave suite {task.suite!r} out"
-        )
+    ids = prompt_ids(task, messages, target)
     _check_length(task, ids, target, max_new_tokens)
-    return Prompt(id=task.id, ids=ids, turn=turn)
+    return Prompt(id=task.id, ids=ids, turn=_answers(messages))
+
+
+def prompt_ids(task: Task, messages: Sequence[dict[str, str]], target: Any) -> tuple[int, ...]:
+    """Its ids, however many there are."""
+    if target.has_template:
+        return tuple(target.render(list(messages)))
+    if task.plain:
+        return tuple(target.encode(plain_text(task, messages)))
+    raise TaskError(
+        f"{task.id}, turn {_answers(messages) + 1}: {target.name} has no chat template and this task no plain form; "
+        f"use a chat model, or leave suite {task.suite!r} out"
+    )
+
+
+def _answers(messages: Sequence[dict[str, str]]) -> int:
+    return sum(message["role"] == "assistant" for message in messages)
 
 
 def plain_text(task: Task, messages: Sequence[dict[str, str]]) -> str:

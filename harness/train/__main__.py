@@ -29,8 +29,8 @@ from harness.train.corpus import Corpus, read_trajectories, split
 from harness.train.features import FeatureStore
 from harness.train.guard import Lifeline, RunLocked, locked
 from harness.train.loop import SAVED, Outcome, Stores, Trainer
+from harness.train.prompts import refuse_unchosen, tasks_of
 from harness.train.state import digest, refuse_damaged, write_bytes, write_json
-from harness.train.trajectories import tasks_of
 from harness.train.walk import WalkMismatch, WalkReport, accept_walk, check
 from methods.checkpoint import load_drafter, save_drafter
 from methods.drafter import BlockDrafter
@@ -66,7 +66,7 @@ def run(config: Config, name: str, method: str, seed: int, trajectories: Path, o
     target = Target.load(source, name)
     refuse_strangers(target, corpus)
     refuse_suites(config, target)  # they may be newer than the trajectories,
-    tasks_of(config, target)  # and share prompts with them, which this refuses
+    refuse_unchosen(config, tasks_of(config, target), lines)  # and share prompts with them, which this refuses
     drafter = build_drafter(config, target, chosen.name, seed, corpus.train)
     rounds = build_rounds(settings, drafter, target, seed)
     describe(corpus, drafter)

@@ -16,7 +16,6 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ import torch
 from tqdm import tqdm
 
 from harness import stage
-from harness.config import Config, load_config, project_path
+from harness.config import Config, load_config
 from harness.data import (
     DataError,
     StopStrings,
@@ -32,24 +31,20 @@ from harness.data import (
     first_messages,
     next_turn,
     prompt_of,
-    refuse_overlap,
-    refuse_overlong,
     shared_prefix,
     stop_strings,
     stops_of,
-    suite_prompts,
-    training_tasks,
 )
-from harness.data.prompt_file import prompt_file
 from harness.decode import Decoder, DecodeSettings, Prompt
 from harness.preflight import refuse_unusable
+from harness.prompt_sections import TrajectoriesConfig
 from harness.provenance import provenance
 from harness.records import read_records, write_records
 from harness.score.grade import GraderError
-from harness.sections import TrajectoriesConfig
 from harness.stops import trim
 from harness.target import Target
 from harness.train.guard import Lifeline, RunLocked, locked
+from harness.train.prompts import refuse_unaskable, tasks_of, too_long
 from harness.train.state import digest, write_bytes, write_json
 
 log = logging.getLogger(__name__)
@@ -71,12 +66,13 @@ def generate(
     partial: JSON lines of responses finished so far; each new response is appended to it, so an interrupted
     call goes on where it was.  stops: strings that end a response; by suite of the task where these are several
     sources, and then each line names its own.
-    Raises before the first response `DataError` for no tasks, `TaskError` for one that cannot be asked to its end.
+    A dialogue ends where its next prompt is longer than `prompts.longest` allows.
+    Raises before the first response `DataError` for no tasks, `TaskError` for one that cannot be asked.
     """
     if not tasks:
         raise DataError("there are no training prompts; set trajectories.prompts to at least 1")
     for task in tasks:
-        refuse_overlong(task, target, settings.max_new_tokens)
+        refuse_unaskable(task, target, settings)
     temperatures = [settings.temperatures[i % len(settings.temperatures)] for i in range(len(tasks))]
     done = {(r["prompt_id"], r["turn"], r["temperature"]): r for r in read_records(partial, repair=True)}
     talks = {task.id: first_messages(task) for task in tasks}
@@ -108,8 +104,9 @@ def generate(
             answer = trim(whole, stops_of(stops, task.suite))
             talks[task.id] = [*talks[task.id], {"role": "assistant", "content": answer}]
         following = [(task, t, next_turn(task, talks[task.id])) for task, t in waiting]
-        waiting = [(task, t) for task, t, messages in following if messages is not None]
-        talks.update({task.id: messages for task, _, messages in following if messages is not None})
+        following = [(task, t, messages) for task, t, messages in following if messages is not None]
+        waiting = [(task, t) for task, t, messages in following if not too_long(task, messages, target, settings)]
+        talks.update({task.id: messages for task, _, messages in following})
         turn += 1
     order = {task.id: i for i, task in enumerate(tasks)}
     return [lines[key] for key in sorted(lines, key=lambda key: (order[key[0]], key[1]))]
@@ -221,32 +218,6 @@ def _stops_at(config: Config, source: str, tasks: Sequence[Task], target: Target
     return stop_strings(tasks, target, None if twin is None else twin.stop_strings)
 
 
-def tasks_of(config: Config, target: Target) -> list[Task]:
-    """The training prompts of a configuration, none of which is an evaluation prompt of one of its suites.
-
-    Where there are several sources, the suite of a task is the name of its source.
-    """
-    settings, tasks = config.trajectories, []
-    for source, count in settings.shares.items():
-        found = tasks_from(config, source, count, target.has_template)
-        tasks += [replace(task, suite=source) for task in found] if settings.sources else found
-    for name, suite in config.suites.items():
-        refuse_overlap(tasks, suite_prompts(name, suite, config.data_root))
-    return tasks
-
-
-def tasks_from(config: Config, source: str, count: int, in_chat: bool) -> list[Task]:
-    """`count` training prompts of one source; in_chat: for a target with a chat template."""
-    if source.endswith(".jsonl"):
-        return prompt_file(project_path(source), count)
-    # Where shots are drawn, the target is trained behind the very ones it will be measured behind.
-    twin = config.twin(source)
-    shots = None if twin is None else twin.shots
-    drawn = twin is not None and (shots or not in_chat)
-    seed = twin.sample_seed if drawn else config.trajectories.seed
-    return training_tasks(source, count, seed, config.data_root, shots)
-
-
 def sample_text(target: Target, line: dict[str, Any]) -> str:
     """One trajectory as text with its supervised part marked, special tokens visible, for a human to look at."""
     prompt, response = (target.tokenizer.decode(line[k]) for k in ("prompt_ids", "response_ids"))
@@ -274,7 +245,8 @@ def run(config: Config, name: str, out: Path) -> dict[str, Any]:
     """Generate (or finish generating) the trajectories of one target and publish them in `out`."""
     target = Target.load(config.target(name).in_training, name)
     made_by = provenance()  # now: a commit made during a long run is not the one that runs
-    tasks = tasks_of(config, target)
+    counts: dict[str, dict[str, int]] = {}
+    tasks = tasks_of(config, target, counts)
     refuse_unusable(config, target, tasks)
     facts = facts_of(target, config, name, tasks)
     out.mkdir(parents=True, exist_ok=True)  # a path that cannot be one is no news for after the responses
@@ -282,7 +254,8 @@ def run(config: Config, name: str, out: Path) -> dict[str, Any]:
     partial = work / f"{digest([facts, stage.digest('trajectories')])[:12]}.jsonl"
     with locked(work), Lifeline() as life:
         lines = generate(target, tasks, config.trajectories, partial, facts["stop_strings"], life)
-    manifest = publish(out, lines, facts | {"made_by": made_by})
+    more = {"datasets": counts} if counts else {}
+    manifest = publish(out, lines, facts | more | {"made_by": made_by})
     write_bytes(out / "sample.txt", sample_text(target, lines[0]).encode())
     log.info(
         "%d responses, %d response tokens, stops %s -> %s",
