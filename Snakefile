@@ -24,8 +24,9 @@ min_version("9.0")
 sys.path.insert(0, workflow.basedir)
 
 from harness.config import ConfigError
+from harness.fingerprints import reported_files
 from harness.launch import gpu_ids
-from harness.plan import Plan, reported_files
+from harness.plan import Plan
 
 if Path.cwd().resolve() != Path(workflow.basedir).resolve():
     raise WorkflowError(
@@ -79,5 +80,6 @@ include: "harness/rules/train.smk"
 include: "harness/rules/import.smk"
 include: "harness/rules/decode.smk"
 include: "harness/rules/timing.smk"
+include: "harness/rules/throughput.smk"
 include: "harness/rules/tables.smk"
 include: "harness/rules/figures.smk"

@@ -22,10 +22,13 @@ from methods.runner import BlockDraftRunner
 DrafterFactory = Callable[[int, int], Drafter]
 
 
-def load_arm(config: Config, target: Target, name: str, folder: Path | None) -> DrafterFactory | None:
+def load_arm(
+    config: Config, target: Target, name: str, folder: Path | None, max_proposals: int | None = None
+) -> DrafterFactory | None:
     """The drafter factory (rows, capacity) -> Drafter of an entrant, or None for plain autoregressive decoding.
 
-    folder: the checkpoint of whoever trained its weights.  Raises ``ValueError`` if the name is unknown, if a drafting
+    folder: the checkpoint of whoever trained its weights.  max_proposals: of a round, with a shorter block; None: as
+    `decode` says.  Raises ``ValueError`` if the name is unknown, if a drafting
     recipe has no folder, or if the checkpoint holds another recipe, was made for another target, template or thinking
     mode, or, trained here, has a head or relay with other options (both values are named).
     """
@@ -44,18 +47,21 @@ def load_arm(config: Config, target: Target, name: str, folder: Path | None) -> 
     if config.pretrained_for(target.name, name) is None:  # an imported drafter brings its own
         expected |= expected_options(chosen, config.settings_of(name).drafter, target.hidden_size)
     drafter = load_drafter(folder, target.binding, expected, dtype=target.dtype, device=target.device).eval()
+    most = config.decode.max_proposals if max_proposals is None else max_proposals
+    drafter = drafter if most is None else drafter.shortened(most)
     return lambda rows, capacity: BlockDraftRunner(drafter, rows, capacity, relay=entrant.relay)
 
 
 def load_arms(
-    config: Config, target: Target, names: Sequence[str], drafters: Path, seed: int
+    config: Config, target: Target, names: Sequence[str], drafters: Path, seed: int, max_proposals: int | None = None
 ) -> dict[str, DrafterFactory | None]:
-    """The arms of several entrants by name; drafters: the folder that holds `<name>-seed<seed>` for each."""
+    """The arms of several entrants by name; drafters: the folder that holds `<name>-seed<seed>` for each.  Draft
+    lengths as in `load_arm`."""
     arms = {}
     for name in names:
         entrant = config.entrant(name)
         folder = drafters / f"{entrant.weights}-seed{seed}"
-        arms[name] = load_arm(config, target, name, folder if folder.is_dir() else None)
+        arms[name] = load_arm(config, target, name, folder if folder.is_dir() else None, max_proposals)
     return arms
 
 

@@ -8,7 +8,6 @@ holds everything that can change the result and nothing else.  It does not know 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -27,17 +26,16 @@ from harness.config import (
     project_path,
     temperature_label,
 )
+from harness.fingerprints import check_file_names, content_digest, text
 from harness.prompt_sections import CODE_SOURCES
 from harness.provenance import origin_path
 from harness.report.inputs import figure_names
 from harness.sections import OF_LATER_ROUNDS
-from harness.stage import ROOT, digest
+from harness.stage import digest
 from methods.recipes import RECIPES, Recipe
 
 #: Of a drafter that was trained.
 CURVE = "learning_curve.csv"
-#: Files of a local target up to this size are hashed; larger ones are told apart by size and time of change.
-HASHED_BYTES = 64 * 2**20
 #: Settings of training that only rounds after the first look at.
 OF_ROUNDS = OF_LATER_ROUNDS | {"key_cache_gb"}
 
@@ -79,12 +77,12 @@ class Plan:
 
     def write_config(self) -> Path:
         """The resolved configuration, for the stages to read: one file per content; an edited one is written again."""
-        text = dump(self.config)
-        path = Path(self.work) / f"config.{hashlib.sha256(text.encode()).hexdigest()[:12]}.yaml"
-        if not path.is_file() or path.read_text(encoding="utf-8") != text:
+        content = dump(self.config)
+        path = Path(self.work) / f"config.{hashlib.sha256(content.encode()).hexdigest()[:12]}.yaml"
+        if not path.is_file() or path.read_text(encoding="utf-8") != content:
             path.parent.mkdir(parents=True, exist_ok=True)
             partial = path.with_name(f".{path.name}.{os.getpid()}")
-            partial.write_text(text, encoding="utf-8")
+            partial.write_text(content, encoding="utf-8")
             partial.replace(path)
         return path
 
@@ -144,9 +142,10 @@ class Plan:
 
     def tables(self) -> list[str]:
         """Tables beside Table 1, as far as there is something to put into them."""
+        loaded = ["table2.csv", "table2.md", "concurrency.csv"] if self.config.concurrency.suites else []
         ablated = ["table3.csv", "table3.md", "comparisons.csv"] if self._ablated else []
         traced = ["positions.csv"] if self._traced else []
-        return [f"{self.out}/{name}" for name in (*ablated, *traced, "reproduction.md")]
+        return [f"{self.out}/{name}" for name in (*loaded, *ablated, *traced, "reproduction.md")]
 
     def figures_made(self) -> list[str]:
         return [file for name in figure_names(self.config) for file in self.figure_files(name)]
@@ -228,6 +227,21 @@ class Plan:
         more = {"relay_off": off} if off else {}
         return text(target=self._target(wildcards.target), seed=self.config.seeds[0], **whole, **more)
 
+    def throughput(self, wildcards) -> str:
+        """Prompts, and how they are decoded; not how many are decoded at a time where responses are recorded."""
+        whole = self.config.model_dump(include={"methods", "concurrency"})
+        suites = {
+            name: self.config.suites[name].model_dump(exclude={"prompts"}) for name in self.config.concurrency.suites
+        }
+        decode = self.config.decode.model_dump(include={"max_proposals"})
+        off = [name for name in self.config.methods if not self.config.entrant(name).relay]
+        more = {"suites": suites, "decode": decode, "relay_off": off, "seed": self.config.seeds[0]}
+        return text(target=self._target(wildcards.target), **more, **whole)
+
+    def concurrency(self, _wildcards=None) -> str:
+        """What Table 2 is about."""
+        return text(targets=list(self.config.targets), **self.config.model_dump(include={"methods", "concurrency"}))
+
     def cells(self, _wildcards=None) -> str:
         listed = {"suites": list(self.config.suites), "targets": list(self.config.targets)}
         whole = self.config.model_dump(include={"methods", "temperatures", "seeds"})
@@ -292,40 +306,3 @@ class Plan:
     def _trainer(self, name: str) -> dict[str, Any]:
         """What it is trained as."""
         return self._target(name) | {"dtype": self.config.targets[name].in_training.dtype}
-
-
-def check_file_names(config: Config) -> None:
-    """Raise ConfigError for names of files that Snakemake would read as patterns, or make twice."""
-    for key in ("output_dir", "figures_dir", "work_dir"):
-        folder = getattr(config, key)
-        if set(folder) & set("{}"):
-            raise ConfigError(f"{key} is {folder!r}; Snakemake reads {{}} as a wildcard, so name a folder without them")
-        if Path(folder).exists() and not Path(folder).is_dir():
-            raise ConfigError(f"{key} is {folder!r}, which is a file; name a folder")
-    formats = config.report.figure_formats
-    if len(set(formats)) < len(formats):
-        raise ConfigError(f"report.figure_formats is {formats}; each figure is drawn once a format, name each once")
-
-
-def text(**values: Any) -> str:
-    """Plain sorted values: the same settings are the same text, whatever the order they were written in."""
-    return json.dumps(values, sort_keys=True)
-
-
-def content_digest(path: Path | None) -> str | None:
-    """What a local file or model folder holds, its card and report aside; None for a hub id, whose revision says it."""
-    if path is None:
-        return None
-    hasher = hashlib.sha256()
-    inside = (p for p in path.rglob("*") if p.is_file() and p.suffix != ".md" and p.name != "report.json")
-    for file in sorted(inside) if path.is_dir() else [path]:
-        hasher.update(f"{file.relative_to(path) if path.is_dir() else file.name}\0".encode())
-        state = file.stat()
-        big = state.st_size > HASHED_BYTES
-        hasher.update(f"{state.st_size} {state.st_mtime_ns}".encode() if big else file.read_bytes())
-    return hasher.hexdigest()[:16]
-
-
-def reported_files() -> list[str]:
-    """Numbers that papers print, committed with the project; inputs of the tables."""
-    return [path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "results/reported").glob("*.csv"))]

@@ -52,6 +52,8 @@ class DecodeConfig(Section):
     min(1, p/q), else draw from the residual.  At T = 0 it is always exact."""
     proposals: Literal["greedy", "sampled"] = "greedy"
     """At T > 0.  greedy: the drafter's argmax; sampled: drawn from its distribution at T, for accept: rejection."""
+    max_proposals: int | None = Field(None, gt=0)
+    """Proposals of a round at most, from a block that ends behind them; null: as many as the drafter was made for."""
     trace: bool = True
     """Keep proposals and the target's choices of every round; the gauges and the relay columns need them."""
     threads: int = Field(0, ge=0)
@@ -211,6 +213,41 @@ class TimingConfig(Section):
     @classmethod
     def usable(cls, values: list[float]) -> list[float]:
         return distinct(values, low=0.0)
+
+
+class ConcurrencyConfig(Section):
+    """Throughput with many sequences at once (Table 2), at temperature 0."""
+
+    suites: list[Name] = []
+    """Suites of the table, each with at least as many prompts as are asked for; none: there is no table."""
+    levels: list[Annotated[int, Field(gt=0)]] = [1, 2, 4, 8, 16, 32]
+    """Sequences decoded at a time; the place of one that ends is taken by the next prompt."""
+    prompts_per_row: int = Field(4, gt=0)
+    """Prompts for each sequence that is decoded at a time, all different."""
+    least_prompts: int = Field(16, gt=0)
+    """Prompts at any level, so that the lowest do not rest on a few."""
+    repeats: int = Field(3, gt=0)
+    """Interleaved passes over all methods."""
+    max_proposals: dict[Annotated[int, Field(gt=0)], Annotated[int, Field(gt=0)]] = {}
+    """Level -> proposals of a round at most, from that level on: a load that pays for shorter drafts gets them."""
+
+    @field_validator("suites")
+    @classmethod
+    def named_once(cls, values: list[str]) -> list[str]:
+        return distinct(values) if values else values
+
+    @field_validator("levels")
+    @classmethod
+    def rising(cls, values: list[int]) -> list[int]:
+        return sorted(distinct(values))
+
+    def prompts_at(self, level: int) -> int:
+        return max(self.least_prompts, self.prompts_per_row * level)
+
+    def cap_at(self, level: int) -> int | None:
+        """Proposals of a round at most; None: no cap."""
+        reached = [start for start in self.max_proposals if start <= level]
+        return self.max_proposals[max(reached)] if reached else None
 
 
 class ReportConfig(Section):

@@ -17,6 +17,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from harness.config_errors import ConfigError, nearest
 from harness.prompt_sections import ASKED_LIKE, SuiteConfig, TrajectoriesConfig
 from harness.sections import (
+    ConcurrencyConfig,
     DecodeConfig,
     DrafterSettings,
     Name,
@@ -82,6 +83,7 @@ class Config(Section):
     trajectories: TrajectoriesConfig
     train: TrainConfig
     timing: TimingConfig = TimingConfig()
+    concurrency: ConcurrencyConfig = ConcurrencyConfig()
     report: ReportConfig = ReportConfig()
 
     @model_validator(mode="before")
@@ -181,6 +183,14 @@ class Config(Section):
             raise ValueError(f"comparisons: {same[0]!r} is compared with itself")
         if len(set(self.ablations)) < len(self.ablations):
             raise ValueError(f"ablations names a method twice: {self.ablations}")
+        return self
+
+    @model_validator(mode="after")
+    def load_is_of_known_suites(self) -> Config:
+        for name in self.concurrency.suites:
+            if name not in self.suites:
+                hint, known = nearest(name, self.suites), ", ".join(self.suites)
+                raise ValueError(f"concurrency.suites: no suite {name!r}{hint}; the configuration has {known}")
         return self
 
     def entrant(self, name: str) -> Entrant:

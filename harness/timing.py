@@ -125,7 +125,7 @@ def measure(
     with_generate: bool = False,
 ) -> Iterator[dict[str, Any]]:
     """All rows: interleaved repeats first, then the instrumented pass. `warmup` below 1 counts as 1."""
-    sync = _synchroniser(target)
+    sync = synchroniser(target)
     seen: set[tuple[str, float]] = set()
     for repeat in range(repeats):
         for load in loads:
@@ -244,7 +244,8 @@ def _generated(target: Target, load: Workload, prompts: Sequence[Prompt]) -> Ite
         yield Response(prompt.id, prompt.turn, prompt.ids, new, [0] * len(steps), steps, "budget")
 
 
-def _synchroniser(target: Target) -> Callable[[], None]:
+def synchroniser(target: Target) -> Callable[[], None]:
+    """Waits until the target's device has done all it was asked."""
     if target.device.type == "cuda":
         return lambda: torch.cuda.synchronize(target.device)
     return lambda: None

@@ -62,6 +62,20 @@ class BlockDrafter(nn.Module):
             binding, head=self.head_logits, vocab_size=self.config.draft_vocab_size or binding.vocab_size
         )
 
+    def shortened(self, num_proposals: int) -> BlockDrafter:
+        """The same weights, shared, with a block of so few slots that it proposes at most `num_proposals` (at least 1);
+        this drafter where it proposes no more anyway.  It is decoded with: its later masks are not there to be seen."""
+        if num_proposals < 1:
+            raise ValueError(f"num_proposals is {num_proposals}; a drafter proposes at least 1 token")
+        if num_proposals >= self.layout.num_proposals:
+            return self
+        config = replace(self.config, block_size=num_proposals + self.layout.first_slot, num_proposals=num_proposals)
+        with torch.random.fork_rng(devices=[]):  # building draws initial weights, which are replaced
+            short = BlockDrafter(config, self.binding, attention=self.attention, draft_vocab=self.draft_vocab)
+        weight = self.backbone.norm.weight
+        short.to(dtype=weight.dtype, device=weight.device).load_state_dict(self.state_dict(), assign=True)
+        return short.train(self.training)
+
     # -- what training uses ---------------------------------------------------------------------------------
 
     def context(self, taps: Tensor) -> Tensor:  # [..., F] -> [..., H]

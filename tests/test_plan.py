@@ -5,7 +5,8 @@ from types import SimpleNamespace
 import pytest
 
 from harness.config import ConfigError, load_config
-from harness.plan import Plan, content_digest
+from harness.fingerprints import content_digest
+from harness.plan import Plan
 
 
 def plan_of(**changes) -> Plan:

@@ -19,7 +19,9 @@ TIMING_FIELDS = {
     "run": ("suite", "repeat", "tokens", "seconds"),
     "phases": ("steps", "committed", "rounds_seconds", "phases"),
 }
+LOAD_FIELDS = ("kind", "target", "suite", "method", "concurrency", "max_proposals", "prompts", "seconds", "machine")
 DECODE_AGAIN = "delete the file and decode again (python -m harness.run_suite)"
+LOAD_AGAIN = "delete the file and measure again (python -m harness.throughput)"
 TIME_AGAIN = "delete the file and time again (python -m harness.timing)"
 
 
@@ -66,6 +68,21 @@ def check_timing(path: Path, rows: Rows) -> None:
         if row["kind"] not in TIMING_FIELDS:
             raise ReportError(f"{path}, row {number}: kind {row['kind']!r} is unknown; {TIME_AGAIN}")
         _check_fields(path, number, row, TIMING_FIELDS[row["kind"]], TIME_AGAIN)
+
+
+def check_loads(path: Path, rows: Rows, methods: Sequence[str]) -> None:
+    """Raise ReportError for a row without what throughput is made from, or a repeat of a level that some of `methods`
+    lack: speed-ups are of one repeat."""
+    there: dict[tuple[Any, ...], set[str]] = {}
+    for number, row in enumerate(rows, 1):
+        _check_fields(path, number, row, LOAD_FIELDS, LOAD_AGAIN)
+        if row["kind"] == "load":
+            _check_fields(path, number, row, ("repeat", "tokens", "steps", "rounds", "unlike_ar"), LOAD_AGAIN)
+            there.setdefault((row["suite"], row["concurrency"], row["repeat"]), set()).add(row["method"])
+    for (suite, level, repeat), found in there.items():
+        if missing := set(methods) - found:
+            place = f"{suite}, concurrency {level}, repeat {repeat}"
+            raise ReportError(f"{path} has no row of {', '.join(sorted(missing))} for {place}; {LOAD_AGAIN}")
 
 
 def asked(record: Mapping[str, Any]) -> tuple[str, int]:

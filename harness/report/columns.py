@@ -52,6 +52,12 @@ COMPARED = (
     *("gain", "gain_low", "gain_high", "gain_by_seed", "rescue_1_4", "tau_first", "tau_second"),
     *("train_minutes_first", "train_minutes_second", "flags"),
 )
+#: A row per target, suite, method and level of concurrency.
+CONCURRENCY = (
+    *("target", "suite", "method", "concurrency", "max_proposals", "prompts", "repeats"),
+    *("tokens_per_s", "tokens_per_s_low", "tokens_per_s_high", "speedup", "speedup_low", "speedup_high"),
+    *("tau", "busy_rows", "first_s", "unlike_ar", "reported", "reported_speedup", "reported_source", "machine"),
+)
 #: A row per target, entrant, temperature, suite and mask position; see `harness/gauge.py`.
 POSITIONS = (
     *("target", "entrant", "temperature", "suite", "seeds", "position"),
