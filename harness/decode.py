@@ -22,6 +22,7 @@ from harness.cache import RaggedCache
 from harness.stops import StopRule
 from harness.target import Target
 from methods.contract import SENTINEL, Drafter, Proposal, Sampling, Verdict
+from methods.heads import DraftError
 
 ACCEPT_RULES = ("exact", "rejection")
 PROPOSALS = ("greedy", "sampled")
@@ -146,7 +147,8 @@ class Decoder:
         """Yield one response per prompt, in the order of `prompts`.
 
         Raises ``ValueError`` before any work for an empty prompt, a repeated id, or a prompt that leaves no room for
-        `max_new_tokens` in the target's context.
+        `max_new_tokens` in the target's context; `DraftError` for prompts whose drafts cannot be verified, when all
+        others are answered.
         """
         prompts = list(prompts)
         self._check(prompts)
@@ -154,7 +156,8 @@ class Decoder:
             return
         self._allocate(max(len(p.ids) for p in prompts))
         waiting, active = list(enumerate(prompts))[::-1], {}
-        finished: dict[int, Response] = {}
+        finished: dict[int, Response | None] = {}
+        faults: list[str] = []
         emitted = 0
         while waiting or active:
             for row in range(self.rows):
@@ -165,12 +168,22 @@ class Decoder:
                         active[row] = state
                     else:
                         finished[order] = self._finish(state, stop)
-            if active:
-                for state, stop in self._round(active):
+            try:
+                for state, stop in self._round(active) if active else ():
                     finished[state.order] = self._finish(state, stop)
+            except DraftError as fault:  # of one row: it goes, and the others draft once more
+                if fault.row is None:
+                    raise
+                row = sorted(active)[fault.row]
+                faults.append(f"prompt {active[row].prompt.id!r}: {fault}")
+                finished[active.pop(row).order] = None
+                self._release(row)
             while emitted in finished:
-                yield finished.pop(emitted)
+                if (response := finished.pop(emitted)) is not None:
+                    yield response
                 emitted += 1
+        if faults:
+            raise DraftError(f"{len(faults)} of {len(prompts)} prompts could not be decoded; {faults[0]}")
 
     def _check(self, prompts: Sequence[Prompt]) -> None:
         seen: set[tuple[str, int]] = set()

@@ -74,6 +74,7 @@ def run_suite(
     settings = decode_settings(config, suite, target, tasks, temperature, seed)
     settings = replace(settings, trace=config.decode.trace and arm is not None)
     facts = [repr(settings), config.decode.batch_size, drafter and checkpoint_digest(drafter), entrant.relay]
+    facts.append(config.decode.max_proposals)
     facts.append(repr(limits))
     partial = _partial_path(config, target, name, method, suite, temperature, seed, facts)
     before = {(r["prompt_id"], r["turn"]): r for r in read_records(partial, repair=True)}

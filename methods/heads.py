@@ -18,7 +18,14 @@ from methods.contract import SENTINEL, Proposal, Sampling, TargetBinding
 
 
 class DraftError(RuntimeError):
-    """A draft no decoder should verify: logits that are not finite, or a slot never drafted."""
+    """A draft no decoder should verify: logits that are not finite, or a slot never drafted.
+
+    row: which of the rows that were drafted together, counted from 0; None where it is of no single one.
+    """
+
+    def __init__(self, message: str, row: int | None = None) -> None:
+        super().__init__(message)
+        self.row = row
 
 
 class TrainLogits(NamedTuple):
@@ -89,11 +96,12 @@ class DraftBuffer:
         if not (finite & written).all():
             for b, (is_finite, is_written) in enumerate(zip(finite.tolist(), written.tolist(), strict=True)):
                 if not is_finite:
-                    raise DraftError(f"draft logits of {name(b)} are not finite; look for NaN in taps or weights")
+                    raise DraftError(f"draft logits of {name(b)} are not finite; look for NaN in taps or weights", b)
                 if not is_written:
                     raise DraftError(
                         f"{name(b)} left a proposal unwritten: {self.tokens[b].tolist()}; "
-                        f"the head must write all {self.tokens.shape[1]} slots"
+                        f"the head must write all {self.tokens.shape[1]} slots",
+                        b,
                     )
         return Proposal(self.tokens, torch.cat(self.q, dim=1) if self.q else None)
 

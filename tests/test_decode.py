@@ -13,6 +13,7 @@ from torch import Tensor
 
 from harness.decode import Decoder, DecodeSettings, Prompt
 from methods.contract import Proposal, Sampling, Verdict
+from methods.heads import DraftError
 from tests.tiny import VOCAB, tiny_target
 
 K = 5
@@ -293,3 +294,37 @@ def test_a_slot_nobody_drafted_is_an_error(llama):
     truth = {len(r.prompt_ids): r.output_ids for r in plain(llama, prompts(1), settings())}
     with pytest.raises(ValueError, match="sentinel"):
         list(Decoder(llama, lambda _r, _c: Lazy(truth, [0]), settings()).run(prompts(1)))
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5])
+@pytest.mark.parametrize("bad", [{2}, {0, 1, 4}, {0, 1, 2, 3, 4}])
+def test_prompts_that_cannot_be_drafted_are_named_when_all_others_are_answered(llama, rows, bad):
+    class Breaks(ScriptedDrafter):
+        def propose(self, rows, sampling=None):
+            for index, row in enumerate(rows.tolist()):
+                which, _, rnd = self.at[row]
+                if which - 9 in bad and rnd == 2:
+                    raise DraftError(f"row {row} is not finite", index)
+            return super().propose(rows, sampling)
+
+    asked, cfg = prompts(5), settings()
+    whole = plain(llama, asked, cfg)
+    truth = {len(r.prompt_ids): r.output_ids for r in whole}
+    found = []
+    with pytest.raises(
+        DraftError, match=rf"{len(bad)} of 5 prompts could not be decoded; prompt 'p\d': row \d"
+    ) as fault:
+        for response in Decoder(llama, lambda _r, _c: Breaks(truth, [1, 0, 3]), cfg, rows=rows).run(asked):
+            found.append((response.prompt_id, response.output_ids))
+    assert found == [(r.prompt_id, r.output_ids) for n, r in enumerate(whole) if n not in bad]
+    assert fault.value.row is None
+
+
+def test_an_error_of_no_single_row_ends_the_run(llama):
+    class Gone(ScriptedDrafter):
+        def propose(self, rows, sampling=None):
+            raise DraftError("all of it")
+
+    truth = {len(r.prompt_ids): r.output_ids for r in plain(llama, prompts(2), settings())}
+    with pytest.raises(DraftError, match="^all of it$"):
+        list(Decoder(llama, lambda _r, _c: Gone(truth, [0]), settings(), rows=2).run(prompts(2)))
