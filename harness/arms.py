@@ -6,20 +6,26 @@ how a suite is decoded, the same for records, timing and parity.  It names no me
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from harness.config import Config
 from harness.data import Task, stop_strings
 from harness.decode import DecodeSettings
 from harness.options import expected_options
 from harness.target import Target
-from methods.checkpoint import load_drafter
+from methods.checkpoint import load_drafter, read_config
 from methods.contract import Drafter
 from methods.recipes import recipe
 from methods.runner import BlockDraftRunner
 
+log = logging.getLogger(__name__)
+
 DrafterFactory = Callable[[int, int], Drafter]
+#: What a checkpoint says of its target -> the name of that fact in `TargetConfig.allow_other`.
+FACTS = {"target_fingerprint": "fingerprint", "template_hash": "template_hash", "thinking": "thinking"}
 
 
 def load_arm(
@@ -30,7 +36,8 @@ def load_arm(
     folder: the checkpoint of whoever trained its weights.  max_proposals: of a round, with a shorter block; None: as
     `decode` says.  Raises ``ValueError`` if the name is unknown, if a drafting
     recipe has no folder, or if the checkpoint holds another recipe, was made for another target, template or thinking
-    mode, or, trained here, has a head or relay with other options (both values are named).
+    mode that `allow_other` does not name, or, trained here, has a head or relay with other options (both values are
+    named).
     """
     entrant = config.entrant(name)
     chosen = recipe(entrant.recipe)
@@ -38,18 +45,37 @@ def load_arm(
         return None
     if folder is None:
         raise ValueError(f"method {entrant.name!r} drafts: name its checkpoint folder with --drafter")
-    expected = {
-        "recipe": chosen.name,
-        "target_fingerprint": target.fingerprint,
-        "template_hash": target.template_hash,
-        "thinking": target.thinking,
-    }
+    settings = config.targets.get(target.name)
+    allowed = settings.allow_other if settings else ()
+    made_for = {key: value for key, value in facts_of(target).items() if FACTS[key] not in allowed}
+    expected = {"recipe": chosen.name} | made_for
+    for key, (theirs, ours) in others(target, folder).items():
+        if key in allowed:
+            log.warning("%s: drafter made with %s %r, target %s has %r", name, key, theirs, target.name, ours)
     if config.pretrained_for(target.name, name) is None:  # an imported drafter brings its own
         expected |= expected_options(chosen, config.settings_of(name).drafter, target.hidden_size)
     drafter = load_drafter(folder, target.binding, expected, dtype=target.dtype, device=target.device).eval()
     most = config.decode.max_proposals if max_proposals is None else max_proposals
     drafter = drafter if most is None else drafter.shortened(most)
     return lambda rows, capacity: BlockDraftRunner(drafter, rows, capacity, relay=entrant.relay)
+
+
+def facts_of(target: Target) -> dict[str, Any]:
+    """What a checkpoint says of the target that it was made for, as this one would have it said."""
+    facts = (target.fingerprint, target.template_hash, target.thinking)
+    return dict(zip(FACTS, facts, strict=True))
+
+
+def others(target: Target, folder: Path | None) -> dict[str, tuple[Any, Any]]:
+    """Facts, as `allow_other` names them, in which a drafter's target is not this one: what it has, and what this has.
+
+    folder: its checkpoint; None has no target.
+    """
+    if folder is None:
+        return {}
+    made_for = read_config(folder)
+    pairs = {FACTS[key]: (getattr(made_for, key), ours) for key, ours in facts_of(target).items()}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
 def load_arms(

@@ -23,7 +23,7 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from harness.arms import decode_settings, load_arm
+from harness.arms import decode_settings, load_arm, others
 from harness.config import Config, load_config, temperature_label
 from harness.data import (
     Task,
@@ -201,6 +201,7 @@ def main(argv: list[str] | None = None) -> None:
             dtype=config.target(arguments.target).dtype,
             drafter=arguments.drafter,
             method=arguments.method,
+            other=others(target, arguments.drafter),
         )
         # One that could not be decoded is refused before any other is.
         checked = {suite: check_suite(config, target, suite) for suite in suites}

@@ -38,6 +38,9 @@ class TargetConfig(Section):
     """Value of enable_thinking for chat templates that have it; null leaves it out."""
     gguf_file: str | None = None
     """Name of the .gguf file inside a hub repository or folder."""
+    allow_other: list[Literal["fingerprint", "template_hash", "thinking", "dtype"]] = []
+    """Facts in which trajectories and drafters may differ from this target, where they are else refused: a drafter of
+    one fine-tuned model for another, say, or of another thinking mode.  The tables name what differs."""
 
     @property
     def in_training(self) -> TargetConfig:

@@ -190,7 +190,7 @@ class Config(Section):
         for name in self.concurrency.suites:
             if name not in self.suites:
                 hint, known = nearest(name, self.suites), ", ".join(self.suites)
-                raise ValueError(f"concurrency.suites: no suite {name!r}{hint}; the configuration has {known}")
+                raise ValueError(f"concurrency.suites: no suite {name!r}{hint}; name one of {known}, or none of them")
         return self
 
     def entrant(self, name: str) -> Entrant:

@@ -320,3 +320,14 @@ def test_columns_are_documented():
     plain = [c for c in COLUMNS if not c.endswith(("_low", "_high"))]
     missing = [c for c in plain if f"`{c}`" not in text and c not in ("target", "method", "temperature", "suite")]
     assert missing == []
+
+
+def test_what_was_made_for_another_target_is_said_at_the_drafters_cells(inputs):
+    key = Key("tiny", "dflow", 0.0, "a")
+    decoded = replace(inputs, origins={key: [{"other": {"thinking": [True, False]}}]})
+    flags = {(row["method"], row["suite"]): row["flags"] for row in build_cells(decoded, SETTINGS)}
+    assert "made for another target: thinking" in flags["dflow", "a"] and "another" not in flags["dflash", "a"]
+    assert "**made for another target: thinking**" in table_md(read(cells_text(build_cells(decoded, SETTINGS))), {})
+    trained = replace(inputs, done={("tiny", "dflash"): [{"other": {"fingerprint": ["a", "b"]}}]})
+    flags = {(row["method"], row["suite"]): row["flags"] for row in build_cells(trained, SETTINGS)}
+    assert "made for another target: fingerprint" in flags["dflash", "b"]

@@ -39,6 +39,7 @@ def small(tmp_path):
         "seeds": list(SEEDS),
         "targets": {"pocket": None, "tiny": {"source": "tiny/model"}},
         "suites": {**dict.fromkeys(SUITES), "a": suite, "b": suite},
+        "concurrency": {"suites": []},
     }
     (tmp_path / "small.yaml").write_text(yaml.safe_dump(config))
     for method in METHODS:

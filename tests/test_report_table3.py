@@ -57,6 +57,7 @@ def folder(tmp_path):
         "report": {"bootstrap": 200, "figure_formats": ["png"]},
         "targets": {"pocket": None, "tiny": {"source": "tiny/model"}},
         "suites": {**dict.fromkeys(SUITES), "a": suite, "b": suite},
+        "concurrency": {"suites": []},
     }
     (tmp_path / "small.yaml").write_text(yaml.safe_dump(config))
     for entrant, like in LIKE.items():

@@ -246,3 +246,16 @@ def test_a_mistake_on_the_command_line_is_one_line_and_code_2(capsys):
     with pytest.raises(SystemExit) as ended:
         stage.main(["--config", "laptop", "--target", "model", "--method", "dflsh", "--out", "nowhere"])
     assert ended.value.code == 2 and capsys.readouterr().err.startswith("unknown method 'dflsh'")
+
+
+def test_trajectories_of_another_target_are_trained_on_where_that_is_allowed(made, tmp_path, monkeypatch, caplog):
+    other, ours = tiny_target(seed=5), json.loads((made / "manifest.json").read_text())["fingerprint"]
+    monkeypatch.setattr(Target, "load", classmethod(lambda cls, *args, **kwargs: other))
+    cfg = config(tmp_path)
+    allowed = cfg.targets["tiny"].model_copy(update={"allow_other": ["fingerprint"]})
+    cfg = cfg.model_copy(update={"targets": {"tiny": allowed}})
+    facts = stage.run(cfg, "tiny", "dflash", 0, made, tmp_path / "d")
+    assert facts["other"] == {"fingerprint": [ours, other.fingerprint]}
+    assert facts["check"] is None, "the target would not decode another one's text"
+    assert "trajectories made with fingerprint" in caplog.text
+    assert json.loads((tmp_path / "d" / "done.json").read_text())["other"] == facts["other"]

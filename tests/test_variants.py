@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 import yaml
 
-from harness.arms import load_arms
+from harness.arms import load_arms, others
 from harness.config import ConfigError, load_config
 from harness.plan import Plan
 from harness.settings import Entrant
@@ -253,3 +254,25 @@ def test_a_borrowed_arm_is_its_lenders_drafter_with_the_relay_it_asks_for(made, 
         load_arms(config, target, ["mixed"], tmp_path, 1)
     with pytest.raises(ValueError, match="'rounds' drafts"):
         load_arms(config, target, ["rounds"], tmp_path, 0)
+
+
+def test_a_drafter_of_another_thinking_mode_is_decoded_where_that_is_allowed_by_name(made, tmp_path, caplog):
+    target, config = tiny_target(), made()
+    built = build_drafter(config.settings_of("dflow"), target, "dflow", 0, [])
+    built.config = replace(built.config, thinking=True, template_hash="other")
+    save_drafter(tmp_path / "dflow-seed0", built)
+    assert others(target, tmp_path / "dflow-seed0") == {
+        "thinking": (True, target.thinking),
+        "template_hash": ("other", target.template_hash),
+    }
+    assert others(target, None) == {}
+
+    def arms(*allowed):
+        settings = config.targets["tiny"].model_copy(update={"allow_other": list(allowed)})
+        named = config.model_copy(update={"targets": {target.name: settings}})
+        return load_arms(named, target, ["dflow"], tmp_path, 0)
+
+    with pytest.raises(ValueError, match="template_hash is 'other'"):
+        arms("thinking")
+    assert arms("thinking", "template_hash")["dflow"](1, 32).num_proposals > 0
+    assert "drafter made with thinking True" in caplog.text

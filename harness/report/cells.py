@@ -224,8 +224,22 @@ def _origin(found: Mapping[str, Any]) -> str:
 
 def training_flags(inputs: Inputs, key: Key) -> list[str]:
     """What the drafters' final marks say about where they come from: of one that was imported nothing is claimed about
-    its training, and it is the same drafter under every seed."""
+    its training, and it is the same drafter under every seed.  First, what about them is of another target."""
     marks = inputs.done.get((key.target, key.method), [])
+    return _of_others(inputs, key, marks) + _trained(marks)
+
+
+def _of_others(inputs: Inputs, key: Key, marks: Sequence[Mapping[str, Any]]) -> list[str]:
+    decoded = [found for other, origins in inputs.origins.items() for found in origins if _alike(other, key)]
+    names = sorted({name for found in [*decoded, *marks] for name in found.get("other") or ()})
+    return [f"made for another target: {', '.join(names)}"] if names else []
+
+
+def _alike(one: Key, other: Key) -> bool:
+    return (one.target, one.method) == (other.target, other.method)
+
+
+def _trained(marks: Sequence[Mapping[str, Any]]) -> list[str]:
     origins = list(dict.fromkeys(_import_of(mark["imported"]) for mark in marks if mark.get("imported")))
     if origins:
         same = "" if len(marks) == 1 else f", one drafter under all {len(marks)} seeds"

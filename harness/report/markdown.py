@@ -32,7 +32,7 @@ CONVENTION = (
 ELSEWHERE = "The papers' averages are over other targets and suites and cannot be compared with ours."
 
 #: Beginnings of flags that concern a drafter, whatever the suite.
-OF_DRAFTERS = ("under-trained", "imported from")
+OF_DRAFTERS = ("under-trained", "imported from", "made for another")
 
 
 def one_seed(cells: Iterable[Cell]) -> str:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import logging
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,7 @@ def run(config: Config, name: str, method: str, seed: int, trajectories: Path, o
     lines, manifest = read_trajectories(trajectories)
     corpus = split(lines, manifest, settings.max_length, settings.heldout_prompts, settings.walk_prompts)
     target = Target.load(source, name)
-    refuse_strangers(target, corpus)
+    other = refuse_strangers(target, corpus, source.allow_other)
     refuse_suites(config, target)  # they may be newer than the trajectories,
     refuse_unchosen(config, tasks_of(config, target), lines)  # and share prompts with them, which this refuses
     drafter = build_drafter(config, target, chosen.name, seed, corpus.train)
@@ -106,16 +107,21 @@ def run(config: Config, name: str, method: str, seed: int, trajectories: Path, o
             life.check,
         )
         outcome = trainer.run()
-        report = export(target, drafter, corpus, outcome, work, out)
+        # The target would not decode the text of another one, so there the walk has nothing to be held against.
+        report = export(target, drafter, corpus, outcome, work, out, walked=not other)
         trainer.curve.write(out / "learning_curve.csv")
-        facts = summary(trainer, outcome, report, identity)
+        facts = summary(trainer, outcome, report, identity) | ({"other": other} if other else {})
         write_json(done, facts)
     log.info("%d steps (%s), accept_walk %s -> %s", outcome.steps, outcome.reason, facts["accept_walk"], out)
     return facts
 
 
-def refuse_strangers(target: Target, corpus: Corpus) -> None:
-    """Raise ``ValueError`` for trajectories of another target, dtype, template or thinking mode, naming both."""
+def refuse_strangers(target: Target, corpus: Corpus, allowed: Sequence[str] = ()) -> dict[str, list[Any]]:
+    """Facts in which the trajectories are those of another target: what they have, and what this one has.
+
+    Raises ``ValueError`` for one that is not `allowed`, naming both.
+    """
+    found = {}
     for key, ours in (
         ("fingerprint", target.fingerprint),
         ("template_hash", target.template_hash),
@@ -124,10 +130,14 @@ def refuse_strangers(target: Target, corpus: Corpus) -> None:
     ):
         theirs = corpus.manifest[key]
         if theirs != ours:
-            raise ValueError(
-                f"the trajectories were made with {key} {theirs!r}, target {target.name} has {ours!r}; "
-                "generate them again"
-            )
+            if key not in allowed:
+                raise ValueError(
+                    f"the trajectories were made with {key} {theirs!r}, target {target.name} has {ours!r}; generate "
+                    f"them again, or name {key} in allow_other of the target if this is meant"
+                )
+            log.warning("trajectories made with %s %r, target %s has %r", key, theirs, target.name, ours)
+            found[key] = [theirs, ours]
+    return found
 
 
 def describe(corpus: Corpus, drafter: BlockDrafter) -> None:
@@ -155,11 +165,19 @@ def describe(corpus: Corpus, drafter: BlockDrafter) -> None:
 
 
 def export(
-    target: Target, drafter: BlockDrafter, corpus: Corpus, outcome: Outcome, work: Path, out: Path
+    target: Target,
+    drafter: BlockDrafter,
+    corpus: Corpus,
+    outcome: Outcome,
+    work: Path,
+    out: Path,
+    *,
+    walked: bool,
 ) -> WalkReport | None:
     """Write the checkpoint, read it back, decode with it, and only then move it to `out`.
 
-    Returns the decoder's report, None where no greedy trajectory was held out (then nothing could be walked).
+    Returns the decoder's report; None where no greedy trajectory was held out or `walked` is False (then there is
+    nothing that it should agree with).
     """
     folder = work / "export"
     shutil.rmtree(folder, ignore_errors=True)
@@ -167,7 +185,7 @@ def export(
     expected = {"recipe": drafter.config.recipe, "target_fingerprint": target.fingerprint}
     saved = load_drafter(folder, target.binding, expected, dtype=target.dtype, device=target.device).eval()
     report = None
-    if corpus.greedy:
+    if corpus.greedy and walked:
         manifest = corpus.manifest
         report = check(
             target,
