@@ -327,7 +327,7 @@ def test_what_was_made_for_another_target_is_said_at_the_drafters_cells(inputs):
     decoded = replace(inputs, origins={key: [{"other": {"thinking": [True, False]}}]})
     flags = {(row["method"], row["suite"]): row["flags"] for row in build_cells(decoded, SETTINGS)}
     assert "made for another target: thinking" in flags["dflow", "a"] and "another" not in flags["dflash", "a"]
-    assert "**made for another target: thinking**" in table_md(read(cells_text(build_cells(decoded, SETTINGS))), {})
+    assert "**made for another target: thinking**" in table_md(read(build_cells(decoded, SETTINGS)), {})
     trained = replace(inputs, done={("tiny", "dflash"): [{"other": {"fingerprint": ["a", "b"]}}]})
     flags = {(row["method"], row["suite"]): row["flags"] for row in build_cells(trained, SETTINGS)}
     assert "made for another target: fingerprint" in flags["dflash", "b"]
