@@ -41,14 +41,14 @@ class PhaseClock(Clock):
             self._spans.append((self._open[-1], self._since, now))
         self._open.append(name)
         self._ends = self._ends[:1] or [now]
-        self._since = self._stamp()
+        self._since = now
         try:
             yield
         finally:
             now = self._stamp()
             self._spans.append((self._open.pop(), self._since, now))
             self._ends = [self._ends[0], now]
-            self._since = self._stamp() if self._open else None
+            self._since = now  # from here the outer phase goes on, if there is one
 
     @property
     def seconds(self) -> dict[str, float]:

@@ -145,7 +145,7 @@ class Plan:
         loaded = ["table2.csv", "table2.md", "concurrency.csv"] if self.config.concurrency.suites else []
         ablated = ["table3.csv", "table3.md", "comparisons.csv"] if self._ablated else []
         traced = ["positions.csv"] if self._traced else []
-        return [f"{self.out}/{name}" for name in (*loaded, *ablated, *traced, "reproduction.md")]
+        return [f"{self.out}/{name}" for name in (*loaded, *ablated, *traced, "latency.csv", "reproduction.md")]
 
     def figures_made(self) -> list[str]:
         return [file for name in figure_names(self.config) for file in self.figure_files(name)]
@@ -237,6 +237,11 @@ class Plan:
         off = [name for name in self.config.methods if not self.config.entrant(name).relay]
         more = {"suites": suites, "decode": decode, "relay_off": off, "seed": self.config.seeds[0]}
         return text(target=self._target(wildcards.target), **more, **whole)
+
+    def latency(self, _wildcards=None) -> str:
+        """What the breakdown of a round is about."""
+        whole = {"methods": self.config.methods, "temperatures": self.config.timing.temperatures}
+        return text(targets=list(self.config.targets), **whole)
 
     def concurrency(self, _wildcards=None) -> str:
         """What Table 2 is about."""

@@ -65,6 +65,7 @@ STAGES: dict[str, tuple[tuple[str, ...], frozenset[str]]] = {
     "throughput": (("harness.throughput",), SURROUNDINGS),
     "cells": (("harness.report.cells",), SURROUNDINGS),
     "table1": (("harness.report.table1",), SURROUNDINGS),
+    "latency": (("harness.report.latency",), SURROUNDINGS),
     "table2": (("harness.report.table2",), SURROUNDINGS),
     "table3": (("harness.report.table3",), SURROUNDINGS),
     "positions": (("harness.report.positions",), SURROUNDINGS),

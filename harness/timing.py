@@ -11,8 +11,10 @@ Rows (JSON lines), each with the facts of the machine:
   every method; `seconds` are wall time with one synchronisation at each end; `same_as_ar` says whether the
   output is that of plain decoding (null under rejection sampling, which keeps the distribution, not the tokens).
 * `first`: the first response of a method in this process, allocation and compilation included, counted nowhere else.
-* `phases`: one response of a separate, instrumented pass: seconds by phase of the rounds, and of the rounds
-  whole (prefill excluded). Stopping the clock at every phase costs time, so speeds never come from these rows.
+* `phases`: one response decoded twice more, in turns: `phases` are seconds by phase of its rounds (prefill excluded),
+  each timed by itself, inner ones (head, relay) not counted in outer ones; `rounds_seconds` is what these rounds took
+  in all, `whole_seconds` what they took the other time, when nobody looked inside. Looking costs time, so speeds never
+  come from these rows, and what it costs is the difference.
 
 Before each pass over a suite every method decodes warm-up prompts that are not counted. Only the first turn
 of a dialogue is timed.
@@ -35,45 +37,17 @@ import torch
 from tqdm import tqdm
 
 from harness.arms import DrafterFactory, decode_settings, load_arms
+from harness.clocks import PhaseClock, RoundsClock
 from harness.config import Config, load_config, project_path
 from harness.data import build_prompts, shared_prefix, suite_prompts
 from harness.decode import Clock, Decoder, DecodeSettings, Prompt, Response
 from harness.provenance import provenance_short
 from harness.report.inputs import GENERATE
 from harness.target import Target
+from methods.contract import Drafter
 from methods.heads import DraftError
 
 Arms = Mapping[str, DrafterFactory | None]
-
-
-class PhaseClock(Clock):
-    """Adds up wall time by phase, and from the first phase entered to the last one left."""
-
-    def __init__(self, sync: Callable[[], None]) -> None:
-        self.sync = sync
-        self.seconds: dict[str, float] = {}
-        self.begin = self.end = 0.0
-
-    def restart(self) -> None:
-        """Forget everything: the next phase entered is the first."""
-        self.seconds, self.begin = {}, 0.0
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        self.sync()
-        start = time.perf_counter()
-        self.begin = self.begin or start
-        try:
-            yield
-        finally:
-            self.sync()
-            self.end = time.perf_counter()
-            self.seconds[name] = self.seconds.get(name, 0.0) + self.end - start
-
-    @property
-    def rounds_seconds(self) -> float:
-        """From the first phase to the last, the host's work between phases included."""
-        return self.end - self.begin if self.begin else 0.0
 
 
 @dataclass(frozen=True)
@@ -132,7 +106,7 @@ def measure(
             yield from _interleaved(target, arms, load, repeat, max(1, warmup), with_generate, sync, seen)
     for load in loads:
         for method, factory in arms.items():
-            yield from _instrumented(target, method, factory, load, max(1, warmup), sync)
+            yield from _instrumented(target, method, factory, load, max(1, warmup))
 
 
 def _interleaved(
@@ -175,29 +149,41 @@ def _interleaved(
 
 
 def _instrumented(
-    target: Target,
-    method: str,
-    factory: DrafterFactory | None,
-    load: Workload,
-    warmup: int,
-    sync: Callable[[], None],
+    target: Target, method: str, factory: DrafterFactory | None, load: Workload, warmup: int
 ) -> Iterator[dict[str, Any]]:
-    """Seconds by phase for each response of one method."""
-    clock = PhaseClock(sync)
+    """Seconds by phase for each response of one method, beside those of its rounds when nobody looks inside."""
+    phases, whole = PhaseClock(target.device), RoundsClock(target.device)
     prompts = [*_warmups(load, warmup), *load.prompts]
-    for index, response in enumerate(_responses(target, factory, load, prompts, clock)):
+    looked_at = _responses(target, listened_to(factory, phases), load, prompts, phases)
+    for index, response in enumerate(_responses(target, factory, load, prompts, whole)):
+        again = next(looked_at)
         if index >= warmup:
             yield {
                 "kind": "phases",
                 "method": method,
                 **load.fields,
                 "prompt_id": response.prompt_id,
-                "steps": len(response.committed),
-                "committed": sum(response.committed),
-                "rounds_seconds": clock.rounds_seconds,
-                "phases": dict(clock.seconds),
+                "steps": len(again.committed),
+                "committed": sum(again.committed),
+                "whole_seconds": whole.rounds_seconds,
+                "rounds_seconds": phases.rounds_seconds,
+                "phases": phases.seconds,
             }
-        clock.restart()
+        phases.restart()
+        whole.restart()
+
+
+def listened_to(factory: DrafterFactory | None, clock: Clock) -> DrafterFactory | None:
+    """The same drafters, who tell `clock` of the phases inside a draft."""
+    if factory is None:
+        return None
+
+    def build(rows: int, capacity: int) -> Drafter:
+        drafter = factory(rows, capacity)
+        drafter.phases = clock
+        return drafter
+
+    return build
 
 
 def _warmups(load: Workload, count: int) -> list[Prompt]:

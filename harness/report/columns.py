@@ -58,6 +58,11 @@ CONCURRENCY = (
     *("tokens_per_s", "tokens_per_s_low", "tokens_per_s_high", "speedup", "speedup_low", "speedup_high"),
     *("tau", "busy_rows", "first_s", "unlike_ar", "reported", "reported_speedup", "reported_source", "machine"),
 )
+#: A row per target, temperature, method and slice of a round, and one of all slices; see `harness/report/latency.py`.
+LATENCY = (
+    *("target", "temperature", "method", "slice", "ms", "low", "high", "share", "whole_ms", "gap"),
+    *("rounds", "responses", "machine"),
+)
 #: A row per target, entrant, temperature, suite and mask position; see `harness/gauge.py`.
 POSITIONS = (
     *("target", "entrant", "temperature", "suite", "seeds", "position"),

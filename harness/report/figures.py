@@ -9,35 +9,46 @@ of them computes a number.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
 
 from harness.config import Config, load_config, project_path
-from harness.report.columns import COMPARED, CONCURRENCY, POSITIONS, read_cells, read_table
+from harness.report.columns import COMPARED, CONCURRENCY, LATENCY, POSITIONS, Cell, read_cells, read_table
 from harness.report.figures_acceptance import draw_acceptance
 from harness.report.figures_concurrency import draw_concurrency
 from harness.report.figures_dose import draw_dose
+from harness.report.figures_latency import draw_latency
 from harness.report.figures_position import draw_position
 from harness.report.figures_style import STYLE, save
 from harness.report.figures_training import draw_training, read_curves
-from harness.report.inputs import figure_names
+from harness.report.inputs import REPORTED, figure_names, read_rows
 
-NAMES = ("acceptance", "training", "position", "dose", "concurrency")
-TABLES = ("cells", "positions", "comparisons", "concurrency")
+NAMES = ("acceptance", "training", "position", "dose", "concurrency", "latency_breakdown")
+TABLES = ("cells", "positions", "comparisons", "concurrency", "latency")
+#: Latencies that the paper prints.
+PRINTED = "dflow_figure3.csv"
 
 
-def draw(name: str, config: Config, cells: Path, positions: Path, comparisons: Path, concurrency: Path) -> Any:
-    """One figure.  Raises ReportError where a file is missing or holds nothing to draw."""
+def draw(name: str, config: Config, tables: Mapping[str, Path]) -> Any:
+    """One figure.  tables: the file of each of `TABLES`.  Raises ReportError where one is missing or holds nothing to
+    draw."""
     confidence = config.report.confidence
+
+    def read(table: str, columns: Sequence[str], stage: str) -> list[Cell]:
+        return read_table(tables[table], columns, f"harness.report.{stage}")
+
     figures: dict[str, Callable[[], Any]] = {
-        "acceptance": lambda: draw_acceptance(read_cells(cells), confidence),
+        "acceptance": lambda: draw_acceptance(read_cells(tables["cells"]), confidence),
         "training": lambda: draw_training(read_curves(config), config.methods),
-        "position": lambda: draw_position(read_table(positions, POSITIONS, "harness.report.positions"), config.methods),
-        "concurrency": lambda: draw_concurrency(read_table(concurrency, CONCURRENCY, "harness.report.table2")),
-        "dose": lambda: draw_dose(read_table(comparisons, COMPARED, "harness.report.table3"), confidence),
+        "position": lambda: draw_position(read("positions", POSITIONS, "positions"), config.methods),
+        "dose": lambda: draw_dose(read("comparisons", COMPARED, "table3"), confidence),
+        "concurrency": lambda: draw_concurrency(read("concurrency", CONCURRENCY, "table2")),
+        "latency_breakdown": lambda: draw_latency(
+            read("latency", LATENCY, "latency"), read_rows(project_path(REPORTED) / PRINTED)
+        ),
     }
     return figures[name]()
 
@@ -54,10 +65,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         config = load_config(arguments.config, check=False)
         folder, formats = arguments.out_dir or project_path(config.figures_dir), config.report.figure_formats
         base = project_path(config.output_dir)
-        files = [getattr(arguments, name) or base / f"{name}.csv" for name in TABLES]
+        files = {name: getattr(arguments, name) or base / f"{name}.csv" for name in TABLES}
         with plt.rc_context(STYLE):
             for name in [arguments.only] if arguments.only else figure_names(config):
-                save(draw(name, config, *files), folder, name, formats)
+                save(draw(name, config, files), folder, name, formats)
     except ValueError as error:
         parser.exit(2, f"{error}\n")
 

@@ -76,7 +76,6 @@ def read_inputs(
     names = tuple(config.methods if entrants is None else entrants)
     files = _record_files(base, config, names, allow_missing)
     records = {key: [row for path in paths for row in paths[path]] for key, paths in files.items()}
-    timed = [base / "timing" / f"{target}.jsonl" for target in config.targets] if timing else []
     return Inputs(
         targets=tuple(config.targets),
         methods=names,
@@ -89,7 +88,7 @@ def read_inputs(
             for key, paths in files.items()
         },
         # a table without speed is still a table: timing wants the machine for itself and may come later
-        timing=[row for path in _existing(timed, "harness.timing", True) for row in _timing_rows(path)],
+        timing=timing_rows(config) if timing else [],
         done=read_done(base, config, names),
         reported=read_reported(project_path(REPORTED)),
     )
@@ -129,7 +128,7 @@ def figure_names(config: Config) -> list[str]:
     traced = bool(drafting) and config.decode.trace
     loaded = bool(config.concurrency.suites) and PLAIN in config.methods and len(config.methods) > 1
     found = {"acceptance": bool(drafting), "training": curves, "position": traced, "dose": traced and over}
-    found["concurrency"] = loaded
+    found |= {"concurrency": loaded, "latency_breakdown": bool(config.methods)}
     return [name for name, drawn in found.items() if drawn]
 
 
@@ -138,10 +137,16 @@ def trained(config: Config, name: str) -> bool:
     return drafts(config, name) and config.entrant(name).weights == name
 
 
-def _timing_rows(path: Path) -> list[dict[str, Any]]:
-    rows = read_jsonl(path)
-    check_timing(path, rows)
-    return rows
+def timing_rows(config: Config) -> list[dict[str, Any]]:
+    """Timing rows of all targets, as far as there are some."""
+    found = []
+    for target in config.targets:
+        path = project_path(config.output_dir) / "timing" / f"{target}.jsonl"
+        if path.is_file():
+            rows = read_jsonl(path)
+            check_timing(path, rows)
+            found += rows
+    return found
 
 
 def record_path(base: Path, target: str, method: str, suite: str, temperature: float, seed: int) -> Path:

@@ -17,8 +17,17 @@ from harness.report.inputs import GENERATE, PLAIN
 
 Row = Mapping[str, Any]
 Prompt = tuple[str, str]  # suite, prompt id
-#: Phases of a round that a drafter pays for, and those that only the host works in.
-DRAFT_PHASES, HOST_PHASES = ("draft", "observe"), ("accept", "commit")
+#: Slices of a round and the phases that make them: drafting is denoising and taking in what was verified, the host's
+#: work is accepting, stopping and committing.
+SLICES = {
+    "draft": ("draft", "observe"),
+    "head": ("head",),
+    "relay": ("relay",),
+    "verify": ("verify",),
+    "host": ("accept", "commit"),
+}
+#: What a drafter pays for.
+DRAFTING = ("draft", "head", "relay")
 
 
 def speed_columns(
@@ -65,17 +74,23 @@ def round_parts(rows: Sequence[Mapping[str, Any]], method: str) -> dict[str, flo
     steps = sum(row["steps"] for row in parts)
     if not steps:
         return {}
-    per_round = {
-        name: 1000 * sum(row["phases"].get(name, 0.0) for row in parts) / steps
-        for name in ("verify", *DRAFT_PHASES, *HOST_PHASES)
-    }
+    slices = slices_of(parts)
     rounds = 1000 * sum(row["rounds_seconds"] for row in parts) / steps
-    draft = sum(per_round[name] for name in DRAFT_PHASES)
+    draft = sum(slices[name] for name in DRAFTING)
     return {
-        "verify": per_round["verify"],
+        "verify": slices["verify"],
         "draft": draft,
-        "host": max(0.0, rounds - per_round["verify"] - draft),
+        "host": max(0.0, rounds - slices["verify"] - draft),
         "tau": sum(row["committed"] for row in parts) / steps,
+    }
+
+
+def slices_of(parts: Sequence[Row]) -> dict[str, float]:
+    """Milliseconds a round by slice, each of its own phases alone; `parts` are rows of the instrumented pass."""
+    steps = sum(row["steps"] for row in parts)
+    return {
+        name: 1000 * sum(row["phases"].get(phase, 0.0) for row in parts for phase in phases) / steps
+        for name, phases in SLICES.items()
     }
 
 

@@ -75,3 +75,23 @@ rule dose_figure:
     shell:
         'exec "$HARNESS_PYTHON" -m harness.launch harness.report.figures --config "$HARNESS_CONFIG"'
         " --only dose --comparisons {input:q} > >(tee -i {log:q}) 2>&1"
+
+
+rule latency_figure:
+    input:
+        reported_files(),
+        latency=f"{OUT}/latency.csv",
+    output:
+        plan.figure_files("latency_breakdown"),
+    params:
+        settings=plan.figure("latency_breakdown"),
+        code=plan.code("figures", plan.config.methods),
+    log:
+        f"{WORK}/logs/figure-latency.log",
+    conda:
+        "../../environment.yml"
+    message:
+        "where a round's time goes, the paper's Figure 3"
+    shell:
+        'exec "$HARNESS_PYTHON" -m harness.launch harness.report.figures --config "$HARNESS_CONFIG"'
+        " --only latency_breakdown --latency {input.latency:q} > >(tee -i {log:q}) 2>&1"

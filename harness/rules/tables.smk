@@ -102,3 +102,22 @@ rule positions:
     shell:
         'exec "$HARNESS_PYTHON" -m harness.launch harness.report.positions'
         ' --config "$HARNESS_CONFIG" --out {output:q} > >(tee -i {log:q}) 2>&1'
+
+
+rule latency:
+    input:
+        plan.timings(),
+    output:
+        f"{OUT}/latency.csv",
+    params:
+        settings=plan.latency(),
+        code=plan.code("latency"),
+    log:
+        f"{WORK}/logs/latency.log",
+    conda:
+        "../../environment.yml"
+    message:
+        "where a round's time goes"
+    shell:
+        'exec "$HARNESS_PYTHON" -m harness.launch harness.report.latency'
+        ' --config "$HARNESS_CONFIG" --out {output:q} > >(tee -i {log:q}) 2>&1'
