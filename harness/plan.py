@@ -265,6 +265,8 @@ class Plan:
     def figure(self, name: str) -> str:
         """What a figure shows beside the tables it is drawn from."""
         whole = self.config.model_dump(include={"methods", "seeds"})
+        if name in ("concurrency", "latency_breakdown"):
+            del whole["seeds"]  # speed is that of the first seed's drafters
         more = {"ablations": self.config.ablations} if name in ("training", "dose") else {}
         return text(targets=list(self.config.targets), confidence=self.config.report.confidence, **whole, **more)
 

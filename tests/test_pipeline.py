@@ -18,7 +18,10 @@ from harness.plan import Plan
 ROOT = Path(__file__).parent.parent
 RULES = ROOT / "harness" / "rules"
 FIGURES = {"acceptance_figure", "position_figure", "dose_figure"}  # of the tables; curves have one of their own
-AFTER_TRAINING = {"decode", "timing", "cells", "table1", "reproduction", "table3", "positions", *FIGURES, "all"}
+TIMED = {"timing", "latency", "latency_figure"}
+LOADED = {"throughput", "table2", "concurrency_figure"}
+SPEED = dict.fromkeys(TIMED | LOADED, 1)
+AFTER_TRAINING = {"decode", "cells", "table1", "reproduction", "table3", "positions", *FIGURES, *SPEED, "all"}
 DOWNSTREAM = {"cells", "table1", "reproduction", "table3", "positions", *FIGURES, "all"}
 #: Two methods and the baseline, a control that is trained and one that borrows its weights.
 WHO = {
@@ -108,37 +111,39 @@ def test_second_run_has_nothing_to_do(tree):
 
 def test_edited_figure_is_drawn_again_and_nothing_else(tree):
     with Edited(tree / "harness/report/figures.py", "main"):
-        assert jobs(tree) == dict.fromkeys({*FIGURES, "training_figure", "all"}, 1)
+        assert jobs(tree) == dict.fromkeys(
+            {*FIGURES, "training_figure", "latency_figure", "concurrency_figure", "all"}, 1
+        )
 
 
 def test_edited_decoder_decodes_and_times_again_without_training(tree):
     with Edited(tree / "harness/decode.py", "Decoder"):
-        expected = {"decode": (DRAFTING + 1) * TEMPERATURES, "timing": 1, **dict.fromkeys(DOWNSTREAM, 1)}
+        expected = {"decode": (DRAFTING + 1) * TEMPERATURES, **SPEED, **dict.fromkeys(DOWNSTREAM, 1)}
         assert jobs(tree) == expected
 
 
 def test_edited_trainer_trains_again_and_redoes_only_what_the_drafter_takes_part_in(tree):
     with Edited(tree / "harness/train/loop.py", "Trainer"):
-        made = {"train": TRAINED, "decode": DRAFTING * TEMPERATURES, "timing": 1, "training_figure": 1}
+        made = {"train": TRAINED, "decode": DRAFTING * TEMPERATURES, **SPEED, "training_figure": 1}
         expected = {**made, **dict.fromkeys(DOWNSTREAM, 1)}
         assert jobs(tree) == expected
 
 
 def test_edited_relay_leaves_methods_without_one_alone(tree):
     with Edited(tree / "methods/relays.py", "VerifierRelay"):
-        made = {"train": 1, "decode": 2 * TEMPERATURES, "timing": 1, "training_figure": 1}
+        made = {"train": 1, "decode": 2 * TEMPERATURES, **SPEED, "training_figure": 1}
         assert jobs(tree) == {**made, **dict.fromkeys(DOWNSTREAM, 1)}
 
 
 def test_settings_of_the_relay_are_none_of_a_method_without_one(tree):
-    made = {"train": 1, "decode": 2 * TEMPERATURES, "timing": 1, "training_figure": 1}
+    made = {"train": 1, "decode": 2 * TEMPERATURES, **SPEED, "training_figure": 1}
     assert jobs(tree, "drafter={relay: {mlp_width: 7}}") == {**made, **dict.fromkeys(DOWNSTREAM, 1)}
 
 
 def test_import_takes_the_place_of_one_training_and_of_no_other(tree):
     (tree / "release").mkdir(exist_ok=True)
     one = "pretrained={pocket: {dflash: {source: ./release, format: dflash}}}"
-    made = {"import_drafter": 1, "decode": TEMPERATURES, "timing": 1, "training_figure": 1}
+    made = {"import_drafter": 1, "decode": TEMPERATURES, **SPEED, "training_figure": 1}
     assert jobs(tree, one) == {**made, **dict.fromkeys(DOWNSTREAM, 1)}
 
 
@@ -169,7 +174,7 @@ def test_new_method_leaves_the_other_methods_alone(tree):
         table, count = re.subn(r"^HEADS: .*? = \{", rf'{added}\g<0>"novel": NovelHead, ', before[1], flags=re.MULTILINE)
         assert count == 1
         heads.write_text(table)
-        new_jobs = {"train": 1, "decode": TEMPERATURES, "timing": 1, "training_figure": 1}
+        new_jobs = {"train": 1, "decode": TEMPERATURES, **SPEED, "training_figure": 1}
         assert jobs(tree, "methods=[ar, dflash, dflow, newcomer]") == {**new_jobs, **dict.fromkeys(DOWNSTREAM, 1)}
     finally:
         recipes.write_text(before[0])
@@ -180,11 +185,12 @@ def test_new_method_leaves_the_other_methods_alone(tree):
 @pytest.mark.parametrize(
     ("setting", "again"),
     [
-        ("suites={pocket_word: {prompts: 3}}", {"decode", "timing"} | DOWNSTREAM),
-        ("train={steps: 5}", {"train", "decode", "timing", "training_figure"} | DOWNSTREAM),
+        ("suites={pocket_word: {prompts: 3}}", {"decode", *TIMED} | DOWNSTREAM),
+        ("train={steps: 5}", {"train", "decode", *SPEED, "training_figure"} | DOWNSTREAM),
         ("targets={pocket: {training_dtype: bfloat16}}", {"trajectories", "train", "training_figure"} | AFTER_TRAINING),
-        ("decode={batch_size: 3}", {"decode", "timing"} | DOWNSTREAM),
-        ("timing={repeats: 4}", {"timing", "cells", "table1", "reproduction", "acceptance_figure", "all"}),
+        ("decode={batch_size: 3}", {"decode", *TIMED} | DOWNSTREAM),
+        ("concurrency={repeats: 4}", {*LOADED, "all"}),
+        ("timing={repeats: 4}", {*TIMED, "cells", "table1", "reproduction", "acceptance_figure", "all"}),
         ("report={bootstrap: 10}", DOWNSTREAM - {"positions", "position_figure"}),
     ],
 )
@@ -202,7 +208,7 @@ def test_changed_weights_of_the_target_redo_everything(tree):
     file = tree / "model" / "config.json"
     try:
         file.write_text('{"other": 1}')
-        assert set(jobs(tree)) == {"trajectories", "train", "decode", "timing", "training_figure"} | DOWNSTREAM
+        assert set(jobs(tree)) == {"trajectories", "train", "decode", *SPEED, "training_figure"} | DOWNSTREAM
     finally:
         file.write_text("{}")
 

@@ -121,14 +121,14 @@ def drafts(config: Config, name: str) -> bool:
 
 def figure_names(config: Config) -> list[str]:
     """The figures there is something to draw in: what the verifier knew stands in traces alone, `dose` wants a
-    comparison with the baseline, and `concurrency` plain decoding and a method that drafts."""
+    comparison with the baseline, and speed plain decoding or a method that drafts."""
     drafting = [name for name in config.entrants if drafts(config, name)]
     curves = any(not config.pretrained_for(target, name) for target in config.targets for name in drafting)
     over = any(second == BASELINE and {first, second} <= set(config.entrants) for first, second in config.comparisons)
     traced = bool(drafting) and config.decode.trace
     loaded = bool(config.concurrency.suites) and PLAIN in config.methods and len(config.methods) > 1
     found = {"acceptance": bool(drafting), "training": curves, "position": traced, "dose": traced and over}
-    found |= {"concurrency": loaded, "latency_breakdown": bool(config.methods)}
+    found |= {"concurrency": loaded, "latency_breakdown": any(drafts(config, name) for name in config.methods)}
     return [name for name, drawn in found.items() if drawn]
 
 
