@@ -6,7 +6,7 @@
 
 A check, never a dependency: the package lives in an environment of its own and answers as a process of its own, which
 waits while we decode.  Float32, T = 0, batch 1, the same number of threads, first turns of prompts of every suite, in
-turns prompt by prompt; each side times its own loop, prefill included, and one prompt of every suite goes ahead uncounted.
+turns prompt by prompt; each side times its own loop, prefill included, and some prompts go ahead uncounted.
 Plain decoding is timed on both sides too (their block size 1).  Speed is tokens over seconds of one repeat, a ratio is
 of two speeds of the same repeat, the figure its median.  Required, or the exit code is 1: equal outputs.
 """
