@@ -262,10 +262,7 @@ class Decoder:
             ids = torch.cat([anchors[:, None], tokens], dim=1)
             out = self.target.forward(ids, self.cache, rows, taps=self.taps)
         with self.clock.phase("accept"):
-            if self.settings.accept == "exact":
-                accepted, chosen = accept_exact(out.logits, tokens, self.settings.temperature, draws)
-            else:
-                accepted, chosen = accept_rejection(out.logits, tokens, proposal.q, self.settings.temperature, draws)
+            accepted, chosen = self._accept(out.logits, tokens, proposal.q, draws)
             # The decoder's one transfer of a round (a trace is another): accepted, next token, proposals.
             host = torch.cat([accepted[:, None], chosen[:, None], proposal.tokens], dim=1).tolist()
             if any(SENTINEL in drafted for _, _, *drafted in host):
@@ -306,6 +303,12 @@ class Decoder:
         if sampling is not None and proposal.q is None:
             raise ValueError("sampled proposals came without their distribution q; rejection sampling needs it")
         return proposal
+
+    def _accept(self, logits: Tensor, tokens: Tensor, q: Tensor | None, draws: Draws) -> tuple[Tensor, Tensor]:
+        """Proposals accepted and the token after them, both [B] int64, by the rule of the settings; shapes as there."""
+        if self.settings.accept == "exact":
+            return accept_exact(logits, tokens, self.settings.temperature, draws)
+        return accept_rejection(logits, tokens, q, self.settings.temperature, draws)
 
     def _commit(self, row: int, state: _Row, accepted: int, tokens: list[int]) -> str | None:
         """Apply stops and budget to what the verification offers, then and only then make it part of the row."""

@@ -8,6 +8,7 @@ them, for the one round they are needed, and are overwritten by whatever comes n
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 import torch.nn.functional as F
@@ -20,11 +21,27 @@ from methods.relays import RelayState, Verified
 from methods.visibility import cache_mask
 
 
+class Phases:
+    """Who is told what a runner is doing, a clock for instance; this one does not listen, at a tenth of a microsecond.
+
+    `head`: from denoised slots to proposals, their check included.  `relay`: a block's inputs with the relayed states,
+    and what a verification leaves for the next block.  The embeddings of anchor and mask, which every method looks up,
+    are made in between and count as relay where there is one.  Without a relay that phase is never entered.
+    """
+
+    _silence = nullcontext()
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        """Entered before the work called `name`, left behind it, as often as it is done in a round."""
+        return self._silence
+
+
 class BlockDraftRunner:
     """Implements `contract.Drafter` for any `BlockDrafter`.
 
     rows: how many sequences at once.  capacity: context positions a row can hold (prompt plus response).  relay False
-    leaves every mask plain, whatever the drafter has learned.
+    leaves every mask plain, whatever the drafter has learned.  phases: who is told when head and relay are at
+    work, None for nobody.
 
     The `rows` arguments are int64 [B], without repetition; they and `Verdict.accepted` may stay on the CPU, and
     then the only wait for a GPU is the one that reads whether the draft logits were finite.
@@ -32,7 +49,9 @@ class BlockDraftRunner:
     for a sequence longer than the capacity; `DraftError` for a draft that no decoder should verify.
     """
 
-    def __init__(self, drafter: BlockDrafter, rows: int, capacity: int, *, relay: bool = True) -> None:
+    def __init__(
+        self, drafter: BlockDrafter, rows: int, capacity: int, *, relay: bool = True, phases: Phases | None = None
+    ) -> None:
         config, weight = drafter.config, drafter.backbone.norm.weight
         if capacity > config.max_position_embeddings:
             raise ValueError(
@@ -40,6 +59,7 @@ class BlockDraftRunner:
                 "lower the capacity"
             )
         self.drafter, self.layout, self.capacity = drafter, drafter.layout, capacity
+        self.phases = phases or Phases()
         self.num_proposals, self.taps = drafter.layout.num_proposals, config.taps
         self.device = weight.device
         # Past the capacity: room for the block, or for all rows of a verification.
@@ -76,14 +96,16 @@ class BlockDraftRunner:
         host = rows.tolist()
         hidden, anchors = self._denoise(host)
         if self._relay is not None and self.drafter.relay.uses_hidden:
-            if self._hidden is None:
-                self._hidden = hidden.new_zeros(len(self.lengths), *hidden.shape[1:])
-            self._hidden[self._select(host)] = hidden
+            with self.phases.phase("relay"):
+                if self._hidden is None:
+                    self._hidden = hidden.new_zeros(len(self.lengths), *hidden.shape[1:])
+                self._hidden[self._select(host)] = hidden
 
         def name(b: int) -> str:
             return f"row {host[b]} in round {self.rounds[host[b]]} (anchor at position {self.lengths[host[b]]})"
 
-        return self.drafter.draft(hidden, anchors, sampling, name)
+        with self.phases.phase("head"):
+            return self.drafter.draft(hidden, anchors, sampling, name)
 
     @torch.no_grad()
     def draft_logits(self, rows: Tensor) -> Tensor:
@@ -106,11 +128,12 @@ class BlockDraftRunner:
         next_token = verdict.next_token.to(self.device)
         self.anchors[where] = next_token
         if self._relay is not None:
-            hidden = None if self._hidden is None else self._hidden[where]
-            counts, proposals = verdict.accepted.to(self.device), verdict.proposals.to(self.device)
-            state = self.drafter.relay_state(Verified(projected, hidden, counts, next_token, proposals))
-            for kept, new in zip(vars(self._relay).values(), vars(state).values(), strict=True):
-                kept[where] = new
+            with self.phases.phase("relay"):
+                hidden = None if self._hidden is None else self._hidden[where]
+                counts, proposals = verdict.accepted.to(self.device), verdict.proposals.to(self.device)
+                state = self.drafter.relay_state(Verified(projected, hidden, counts, next_token, proposals))
+                for kept, new in zip(vars(self._relay).values(), vars(state).values(), strict=True):
+                    kept[where] = new
         for row, count in zip(host, accepted, strict=True):
             self.lengths[row] += count + 1
             self.rounds[row] += 1
@@ -133,9 +156,13 @@ class BlockDraftRunner:
         lengths = [self.lengths[row] for row in self._in_use(host)]
         where = self._select(host)
         anchors = self.anchors[where]
-        relay = self._relay and RelayState(*(kept[where] for kept in vars(self._relay).values()))
         angles, attend = self._attend_cache(host, where, lengths)
-        x = self.drafter.block_inputs(anchors, relay)
+        if self._relay is None:
+            x = self.drafter.block_inputs(anchors, None)
+        else:
+            with self.phases.phase("relay"):
+                relay = RelayState(*(kept[where] for kept in vars(self._relay).values()))
+                x = self.drafter.block_inputs(anchors, relay)
         return self.drafter.backbone(x, angles, attend), anchors
 
     def _attend_cache(self, host: list[int], where: slice | Tensor, lengths: list[int]) -> tuple[Angles, Attend]:

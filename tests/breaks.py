@@ -104,13 +104,13 @@ BREAKS: dict[str, Break] = {
         "tests/test_decode_law.py::test_three_tokens_in_a_row_follow_the_targets_law_jointly",
     ),
     "rejection-in-the-decoder-ignores-the-drafts-law": Break(
-        "harness.decode:Decoder._round",
-        "accept_rejection(out.logits, tokens, proposal.q,",
-        "accept_rejection(out.logits, tokens, None,",
+        "harness.decode:Decoder._accept",
+        "accept_rejection(logits, tokens, q,",
+        "accept_rejection(logits, tokens, None,",
         "tests/test_decode_law.py::test_sampled_proposals_are_kept_as_often_as_the_two_laws_overlap",
     ),
     "rejection-runs-exact-match": Break(
-        "harness.decode:Decoder._round",
+        "harness.decode:Decoder._accept",
         'if self.settings.accept == "exact":',
         "if True:",
         "tests/test_decode_law.py::test_sampled_proposals_are_kept_as_often_as_the_two_laws_overlap",

@@ -1,6 +1,7 @@
 """The runner: its cache holds the accepted prefix and nothing else, whatever the rows around it do."""
 
 import time
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -265,6 +266,49 @@ def test_a_relay_gets_in_decoding_what_it_gets_in_training_and_a_reused_row_gets
     assert not torch.allclose(runner.draft_logits(rows)[0], bare)
     runner.start(rows, [taps[:9], taps[:4]], tokens[anchors])
     torch.testing.assert_close(runner.draft_logits(rows), first, rtol=1e-12, atol=1e-12)
+
+
+class Listening:
+    """Keeps the phases that are open at the moment, and all that were ever entered."""
+
+    def __init__(self):
+        self.open, self.entered = [], []
+
+    @contextmanager
+    def phase(self, name):
+        self.open.append(name)
+        self.entered.append(name)
+        yield
+        self.open.pop()
+
+
+@every_method
+def test_head_and_relay_work_inside_their_phases_and_the_rest_of_a_round_outside(method, monkeypatch):
+    built, phases, found = drafter(config(method)), Listening(), {}
+
+    def watch(owner, name):
+        genuine = getattr(owner, name)
+
+        def call(*given, **named):
+            found.setdefault(name, []).append(tuple(phases.open))
+            return genuine(*given, **named)
+
+        monkeypatch.setattr(owner, name, call)
+
+    relays = built.relay.uses_states
+    for owner, name in ((built.head, "draft"), (built.backbone, "forward"), (built.backbone, "project_context")):
+        watch(owner, name)
+    for name in ("block_inputs", "state") if relays else ():
+        watch(built.relay, name)
+    taps, tokens = sequence(40)
+    runner = BlockDraftRunner(built, 1, 64, phases=phases)
+    runner.start(ROW, [taps[:9]], tokens[9:10])
+    runner.propose(ROW)
+    observed(runner, 0, taps, tokens, 2)
+    assert found == {"draft": [("head",)], "forward": [()], "project_context": [(), ()]} | (
+        {"block_inputs": [("relay",)], "state": [("relay",)]} if relays else {}
+    )
+    assert phases.entered == (["relay", "head", "relay"] if relays else ["head"]) and not phases.open
 
 
 def test_bfloat16_drafts_are_close_to_float32_ones():
