@@ -9,8 +9,6 @@ that does not give the reference's values and gradients on the very tensors that
 from __future__ import annotations
 
 import argparse
-import csv
-import io
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +19,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from harness.bench.clock import Call, compare, graphed
-from harness.provenance import provenance_short
+from harness.bench.table import csv_text, machine
 from harness.train.state import write_bytes
 from methods.contract import BlockLayout
 from methods.kernels import relay_film, relay_gather
@@ -165,16 +163,6 @@ def measure(
                     }
 
 
-def text(rows: Sequence[dict[str, Any]], machine: dict[str, Any]) -> str:
-    """The rows as CSV, each with the facts of the machine."""
-    out = io.StringIO()
-    writer = csv.DictWriter(out, [*COLUMNS, *machine], lineterminator="\n")
-    writer.writeheader()
-    for row in rows:
-        writer.writerow({key: f"{v:.4g}" if isinstance(v, float) else v for key, v in (row | machine).items()})
-    return out.getvalue()
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m harness.bench relay", description=__doc__.split("\n")[0])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -190,7 +178,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         rows = list(measure(device, arguments.widths, arguments.batches, kinds, not arguments.no_compile))
     except (ValueError, RuntimeError) as error:
         parser.exit(2, f"{str(error).splitlines()[0]}\n")
-    written = text(rows, provenance_short())
+    written = csv_text(rows, COLUMNS, machine(device))
     if arguments.out:
         write_bytes(arguments.out, written.encode())
     else:

@@ -14,8 +14,6 @@ weight that anybody keeps.
 from __future__ import annotations
 
 import argparse
-import csv
-import io
 import json
 import logging
 import statistics
@@ -30,6 +28,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from harness.bench.table import csv_text, plain_text
 from harness.config import Config, load_config, project_path
 from harness.provenance import provenance_short
 from harness.target import Target
@@ -38,7 +37,7 @@ from harness.train.corpus import Batch, collate, read_trajectories, split
 from harness.train.estimate import peak_gb
 from harness.train.features import FeatureStore
 from harness.train.loop import Stores, Trainer
-from harness.train.loss import block_loss
+from harness.train.loss import Tally, block_loss
 from harness.train.rounds import Round
 from harness.train.state import write_bytes
 from harness.train.verify import Past, rejected_taps
@@ -73,10 +72,11 @@ def trainers(config: Config, target: Target, methods: Sequence[str], trajectorie
     return made
 
 
-def step_of(trainer: Trainer, batch: Batch) -> None:
-    """One step but for its count: gradients, and an update at rate 0."""
-    trainer._backward(batch, trainer.step)
+def step_of(trainer: Trainer, batch: Batch) -> list[Tally]:
+    """One step but for its count: gradients, and an update at rate 0.  Returns what its rounds counted."""
+    tallies = trainer._backward(batch, trainer.step)
     trainer.optimiser.step(0.0)
+    return tallies
 
 
 def parts_of(trainer: Trainer, batch: Batch) -> dict[str, Callable[[], Any]]:
@@ -171,9 +171,13 @@ def measure(made: dict[str, Trainer], steps: int, repeats: int) -> list[dict[str
     return rows
 
 
-def peak(config_name: str, target: str, method: str, trajectories: Path) -> float:
-    """Peak memory in GB of a process that takes steps of this method on its largest batch."""
+def peak(config_name: str, target: str, method: str, trajectories: Path, threads: int = 0) -> float:
+    """Peak memory in GB of a process that takes steps of this method on its largest batch; threads: as in the options.
+
+    Raises ``RuntimeError`` with the last words of a process that failed.
+    """
     words = ["--config", config_name, "--target", target, "--methods", method, "--trajectories", str(trajectories)]
+    words += ["--threads", str(threads)]
     done = subprocess.run(
         [sys.executable, "-m", "harness.train.cost", *words, "--peak-only"], capture_output=True, text=True, check=False
     )
@@ -212,7 +216,10 @@ def main(argv: Sequence[str] | None = None) -> None:
             print(json.dumps({"peak_gb": peak_gb(trainer.device)}))
             return
         rows = measure(made, arguments.steps, arguments.repeats)
-        peaks = {name: peak(arguments.config, arguments.target, name, folder) for name in tqdm(methods, desc="memory")}
+        peaks = {
+            name: peak(arguments.config, arguments.target, name, folder, arguments.threads)
+            for name in tqdm(methods, desc="memory")
+        }
     except (ValueError, OSError, RuntimeError) as error:
         parser.exit(2, f"{error}\n")
     report(rows, peaks, config.targets[arguments.target].in_training.dtype, arguments.out)
@@ -227,19 +234,9 @@ def report(rows: list[dict[str, Any]], peaks: dict[str, float], dtype: str, out:
             row |= {f"over_{base}": row["ms"] / first, "peak_gb": peaks[row["method"]]}
             row["peak_over"] = row["peak_gb"] / memory
     columns = ["method", "part", "ms", "over_parts", f"over_{base}", "peak_gb", "peak_over"]
-    text = io.StringIO()
-    machine = provenance_short(dtype=dtype, threads=torch.get_num_threads())
-    writer = csv.DictWriter(text, [*columns, *machine], lineterminator="\n")
-    writer.writeheader()
-    for row in rows:
-        writer.writerow({k: f"{v:.4g}" if isinstance(v, float) else v for k, v in (row | machine).items()})
-    print("".join(f"{name:>26}" if name == "part" else f"{name:>16}" for name in columns))
-    for row in rows:
-        shown = [row.get(name, "") for name in columns]
-        cells = [f"{v:.3f}" if isinstance(v, float) else str(v) for v in shown]
-        print("".join(f"{c:>26}" if n == "part" else f"{c:>16}" for n, c in zip(columns, cells, strict=True)))
+    print(plain_text(rows, columns))
     if out:
-        write_bytes(out, text.getvalue().encode())
+        write_bytes(out, csv_text(rows, columns, provenance_short(dtype=dtype)).encode())
 
 
 if __name__ == "__main__":
