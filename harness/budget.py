@@ -64,11 +64,19 @@ def measure_speed(device: str, dtype: str) -> Speed:
     large = place.type == "cuda"
     side, block = (8192, 2**30) if large else (1024, 2**27)
     left, right = torch.randn(2, side, side, device=place).to(kind)
-    source, small = torch.zeros(block // 4, device=place), torch.zeros(1, device=place)
-    copy = torch.zeros_like(source)
+    small = torch.zeros(1, device=place)
     flops = 2 * side**3 / _best(lambda: left @ right, place)
-    copied = 2 * block / _best(lambda: copy.copy_(source), place)
-    return Speed(flops, copied, _best(lambda: small + 1, place, repeats=200))
+    return Speed(flops, copy_speed(place, block), _best(lambda: small + 1, place, repeats=200))
+
+
+def copy_speed(place: torch.device, size: int) -> float:
+    """Bytes a second of the fastest of some copies of `size` bytes, each read and written and so counted twice.
+
+    size: far more than the caches hold.
+    """
+    source = torch.ones(size // 4, device=place)  # of zeros, the system may hold a single page
+    copy = torch.ones_like(source)
+    return 2 * size / _best(lambda: copy.copy_(source), place)
 
 
 def _best(call, place: torch.device, repeats: int = 5) -> float:
