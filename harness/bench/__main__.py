@@ -6,10 +6,11 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 
-from harness.bench import relay
+from harness.bench import relay, rounds
 
 BENCHMARKS: dict[str, tuple[Callable[[Sequence[str]], None], str]] = {
     "relay": (relay.main, "the relay's two operations: fused kernels, eager torch, compiled torch"),
+    "round": (rounds.main, "a decoding round, whole and by slice, at real dimensions and with scripted acceptance"),
 }
 
 
