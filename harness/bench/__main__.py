@@ -6,11 +6,12 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 
-from harness.bench import relay, rounds
+from harness.bench import relay, rounds, train
 
 BENCHMARKS: dict[str, tuple[Callable[[Sequence[str]], None], str]] = {
     "relay": (relay.main, "the relay's two operations: fused kernels, eager torch, compiled torch"),
     "round": (rounds.main, "a decoding round, whole and by slice, at real dimensions and with scripted acceptance"),
+    "train": (train.main, "a training step, whole and by round, with samples and tokens a second and peak memory"),
 }
 
 
