@@ -1,4 +1,4 @@
-"""Breaks of the relay, the sequential head, the rounds and the variants; see tests/breaks.py.
+"""Breaks of the relay, the sequential head, the rounds, the variants and the benchmarks; see tests/breaks.py.
 
 Each name stands for where ("module:qualified.name"), the text there, what replaces it, and the test that fails then.
 """
@@ -197,5 +197,48 @@ ROUNDS: dict[str, tuple[str, str, str, str]] = {
         '{} if entrant.relay else {"relay": "off"}',
         "{}",
         "tests/test_variants.py::test_decoding_depends_on_the_relay_switch_alone",
+    ),
+    # -- benchmarks
+    "watch-of-the-phase-around-never-set-going-again": (
+        "harness.bench.clock:Timeline.phase",
+        "around = self._running",
+        "around = None",
+        "tests/test_bench_round.py::test_of_the_watches_one_runs_at_a_time_and_between_phases_none",
+    ),
+    "relay-drafts-under-another-name": (
+        "methods.runner:BlockDraftRunner._denoise",
+        'with self.phases.phase("relay"):',
+        "if True:",
+        "tests/test_runner.py::test_head_and_relay_work_inside_their_phases_and_the_rest_of_a_round_outside",
+    ),
+    "script-goes-on-where-the-last-block-ended": (
+        "harness.bench.scripted:ScriptedDecoder.restart",
+        "self._turn = 0",
+        "pass",
+        "tests/test_bench_round.py::test_a_script_is_followed_by_counts_caches_and_positions",
+    ),
+    "first-rounds-of-a-block-timed": (
+        "harness.bench.scripted:block_ms",
+        "decoder.advance(LEAD)",
+        "pass",
+        "tests/test_bench_round.py::test_rounds_at_the_start_of_a_block_and_the_first_block_of_all_are_not_timed",
+    ),
+    "clock-inside-the-round-it-is-held-against": (
+        "harness.bench.rounds:measure",
+        "block_ms(made[name], rounds))",
+        "block_ms(made[name], rounds, Timeline(made[name].target.device)))",
+        "tests/test_bench_round.py::test_a_clock_that_costs_time_shows_in_the_gap_and_not_in_the_round",
+    ),
+    "copied-bytes-counted-once": (
+        "harness.budget:copy_speed",
+        "2 * size",
+        "size",
+        "tests/test_bench_round.py::test_a_copy_moves_each_byte_twice",
+    ),
+    "transition-counted-as-the-round-before-it": (
+        "harness.bench.train:TimedRounds.following",
+        "if before.index < self._rounds.count:",
+        "if False:",
+        "tests/test_bench_train.py::test_five_milliseconds_more_in_one_part_grow_the_parts_it_is_in_alone",
     ),
 }
