@@ -145,9 +145,14 @@ def test_steps_are_the_trainers_own_and_leave_its_weights_and_rounds_as_they_wer
 
 
 def published(folder, count=20):
-    """Trajectories as a stage leaves them."""
+    """Trajectories as a stage leaves them, of ids that no target here keeps for itself."""
     shown = [
-        {"prompt_id": t.prompt_id, "prompt_ids": t.prompt_ids, "response_ids": t.response_ids, "temperature": 0.0}
+        {
+            "prompt_id": t.prompt_id,
+            "prompt_ids": [100 + i for i in t.prompt_ids],
+            "response_ids": [100 + i for i in t.response_ids],
+            "temperature": 0.0,
+        }
         for t in training.trajectories(count)
     ]
     data = "".join(json.dumps(line) + "\n" for line in shown).encode()
@@ -196,9 +201,8 @@ def test_what_cannot_be_measured_is_one_line_that_says_why(options, said, tmp_pa
 
 
 def test_a_process_that_fails_is_named_with_its_last_words(tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        cost.subprocess, "run", lambda *_, **__: SimpleNamespace(returncode=3, stderr="out of memory", stdout="")
-    )
+    ended = SimpleNamespace(returncode=3, stderr="a line\nout of memory\n", stdout="")
+    monkeypatch.setattr(cost.subprocess, "run", lambda *_, **__: ended)
     with pytest.raises(RuntimeError, match="measures dflow ended with 3: out of memory"):
         cost.peak("pocket", "pocket", "dflow", tmp_path)
 

@@ -182,7 +182,8 @@ def peak(config_name: str, target: str, method: str, trajectories: Path, threads
         [sys.executable, "-m", "harness.train.cost", *words, "--peak-only"], capture_output=True, text=True, check=False
     )
     if done.returncode:
-        raise RuntimeError(f"the process that measures {method} ended with {done.returncode}: {done.stderr[-500:]}")
+        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        raise RuntimeError(f"the process that measures {method} ended with {done.returncode}: {last}")
     return json.loads(done.stdout.splitlines()[-1])["peak_gb"]
 
 
