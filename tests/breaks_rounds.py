@@ -199,12 +199,6 @@ ROUNDS: dict[str, tuple[str, str, str, str]] = {
         "tests/test_variants.py::test_decoding_depends_on_the_relay_switch_alone",
     ),
     # -- benchmarks
-    "watch-of-the-phase-around-never-set-going-again": (
-        "harness.bench.clock:Timeline.phase",
-        "around = self._running",
-        "around = None",
-        "tests/test_bench_round.py::test_of_the_watches_one_runs_at_a_time_and_between_phases_none",
-    ),
     "relay-drafts-under-another-name": (
         "methods.runner:BlockDraftRunner._denoise",
         'with self.phases.phase("relay"):',
@@ -226,7 +220,7 @@ ROUNDS: dict[str, tuple[str, str, str, str]] = {
     "clock-inside-the-round-it-is-held-against": (
         "harness.bench.rounds:measure",
         "block_ms(made[name], rounds))",
-        "block_ms(made[name], rounds, Timeline(made[name].target.device)))",
+        "block_ms(made[name], rounds, PhaseClock(made[name].target.device)))",
         "tests/test_bench_round.py::test_a_clock_that_costs_time_shows_in_the_gap_and_not_in_the_round",
     ),
     "copied-bytes-counted-once": (

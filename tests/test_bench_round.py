@@ -13,8 +13,9 @@ from harness import budget, decode
 from harness.bench import clock, random_models, rounds
 from harness.bench.__main__ import main
 from harness.bench.acceptance import geometric
-from harness.bench.clock import Timeline, Timing, in_turn
+from harness.bench.clock import Timing, in_turn
 from harness.bench.scripted import LEAD, ScriptedDecoder
+from harness.clocks import PhaseClock
 from harness.sections import DrafterSettings
 from harness.shapes import Shape
 from harness.target import Target
@@ -100,35 +101,6 @@ def test_all_methods_begin_at_the_same_prefix_with_the_same_target_and_fusion(ta
 # -- clocks ------------------------------------------------------------------------------------------------------
 
 
-def test_of_the_watches_one_runs_at_a_time_and_between_phases_none(now):
-    line = Timeline(CPU)
-    for outer in (1.0, 2.0):
-        now.at += 50
-        with line.phase("draft"):
-            now.at += outer
-            with line.phase("head"):
-                now.at += 10
-                with line.phase("relay"):
-                    now.at += 20
-                now.at += 3
-            now.at += 100
-    now.at += 1000
-    assert line.milliseconds() == {"draft": 203e3, "head": 26e3, "relay": 40e3}
-    line.restart()
-    assert line.milliseconds() == {}
-
-
-def test_a_watch_is_stopped_by_an_error_too(now):
-    line = Timeline(CPU)
-    with pytest.raises(KeyError), line.phase("draft"):
-        now.at += 1
-        raise KeyError
-    now.at += 5
-    with line.phase("verify"):
-        now.at += 2
-    assert line.milliseconds() == {"draft": 1e3, "verify": 2e3}
-
-
 def test_everybody_is_in_turn_first():
     assert list(in_turn("abc", 4)) == [*"abc", *"bca", *"cab", *"abc"]
 
@@ -183,7 +155,7 @@ def test_what_stands_between_slices_is_in_the_gap_and_in_no_slice(target, drafte
 def test_a_clock_that_costs_time_shows_in_the_gap_and_not_in_the_round(target, drafters, now):
     work(now, drafters)
     found = measured(target, drafters)["ar"]
-    now.takes(Timeline, "_mark", 0.001)
+    now.takes(PhaseClock, "_stamp", 0.001)
     slow = measured(target, drafters)["ar"]
     assert slow["ms"].median == pytest.approx(found["ms"].median) and rounds.row_of(slow, 1000, 1e6)["gap_percent"] > 20
 

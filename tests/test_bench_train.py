@@ -13,7 +13,7 @@ import tests.training as training
 from harness.bench import clock
 from harness.bench import train as bench
 from harness.bench.__main__ import main
-from harness.bench.clock import Timeline
+from harness.clocks import PhaseClock
 from harness.target import Target
 from harness.train import cost
 from harness.train.anchors import draw
@@ -110,13 +110,13 @@ def test_labels_of_later_rounds_count_too(target, tmp_path):
 
 def test_a_clock_that_costs_time_shows_in_the_gap_and_not_in_the_step(target, now, tmp_path, monkeypatch):
     now.work()
-    genuine = Timeline._mark
+    genuine = PhaseClock._stamp
 
     def slow(self):
         now.at += 0.001
         return genuine(self)
 
-    monkeypatch.setattr(Timeline, "_mark", slow)
+    monkeypatch.setattr(PhaseClock, "_stamp", slow)
     (whole, *_) = bench.measure({"dflash": run_of(target, "dflash", tmp_path)}, steps=2, blocks=1)
     assert whole["ms"] == pytest.approx(21) and whole["gap_percent"] > 5
 
@@ -134,7 +134,7 @@ def test_steps_are_the_trainers_own_and_leave_its_weights_and_rounds_as_they_wer
     monkeypatch.setattr(training.Trainer, "_backward", backward)
     before = {name: p.clone() for name, p in run.drafter.named_parameters()}
     rounds = run.rounds
-    timed = bench.steps_ms(run, 2, Timeline(torch.device("cpu")))
+    timed = bench.steps_ms(run, 2, PhaseClock())
     assert bench.steps_ms(run, 2)[1:] == timed[1:]
     assert batches == [run.order.at(0), run.order.at(1)] * 2 and run.rounds is rounds
     assert all(torch.equal(p, before[name]) for name, p in run.drafter.named_parameters())

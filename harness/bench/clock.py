@@ -1,7 +1,6 @@
-"""How long a call takes, and how its time falls to its parts: blocks of calls, candidates interleaved.
+"""How long a call takes: warm-up, blocks of calls with one synchronisation at each end, candidates interleaved.
 
-A block has one synchronisation at each end.  Parts are timed by a `Timeline`, which waits for nothing in between.  It
-knows clocks and devices.  It does not know what is called.
+It knows clocks and devices.  It does not know what is called, nor how its time falls to its parts (`harness.clocks`).
 """
 
 from __future__ import annotations
@@ -9,13 +8,9 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
 
 import torch
-
-from harness.decode import Clock
 
 Call = Callable[[], object]
 #: A block of calls lasts about this long, so that neither the clock's grain nor one interruption counts.
@@ -36,59 +31,6 @@ class Timing:
     def of(cls, blocks: Iterable[float]) -> Timing:
         times = list(blocks)
         return cls(statistics.median(times), min(times), max(times))
-
-
-class Timeline(Clock):
-    """Stopwatches by name, of which one runs at a time.
-
-    Entering a phase stops the watch of the phase around it, leaving it sets that one going again: each watch runs only
-    while its own work is done, and none is what another leaves over.  Between phases no watch runs.  On a GPU the marks
-    are events of the current stream, so time is the device's own and the host is never kept waiting; on a CPU they
-    are readings of the clock.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.restart()
-
-    def restart(self) -> None:
-        """All watches back to zero, none running."""
-        self._marks: list[tuple[float | torch.cuda.Event, str | None]] = []
-        self._running: str | None = None
-
-    def switch(self, name: str | None) -> None:
-        """Stop the watch that runs, and set the one called `name` going; None: none."""
-        self._marks.append((self._mark(), name))
-        self._running = name
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        around = self._running
-        self.switch(name)
-        try:
-            yield
-        finally:
-            self.switch(around)
-
-    def milliseconds(self) -> dict[str, float]:
-        """What each watch shows, in order of first start; waits for the device."""
-        wait(self.device)
-        shown: dict[str, float] = {}
-        for (start, name), (end, _) in pairwise(self._marks):
-            if name is not None:
-                shown[name] = shown.get(name, 0.0) + self._between(start, end)
-        return shown
-
-    def _mark(self) -> float | torch.cuda.Event:
-        if self.device.type != "cuda":
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record(torch.cuda.current_stream(self.device))
-        return event
-
-    @staticmethod
-    def _between(start: float | torch.cuda.Event, end: float | torch.cuda.Event) -> float:
-        return 1e3 * (end - start) if isinstance(start, float) else start.elapsed_time(end)
 
 
 def in_turn(names: Sequence[str], repeats: int) -> Iterator[str]:

@@ -5,7 +5,7 @@
 Random weights accept nothing, so acceptance is scripted (`harness.bench.acceptance`): every number here is of scripted
 acceptance and says nothing about a method's own.  All methods take turns, block by block, on one target; each block of
 rounds begins at the prefix.  A round whole is timed without a clock inside; its slices in blocks of their own, in turn
-with the others, by watches of which one runs at a time:
+with the others, each by its own two ends (`harness.clocks`):
 
 * draft: the block through the drafter's layers; head: from denoised slots to proposals; relay: what a relay adds, with
   the embeddings of anchor and mask, which count as draft where there is none;
@@ -30,7 +30,7 @@ import torch
 from tqdm import tqdm
 
 from harness.bench.acceptance import Acceptance, read_acceptance
-from harness.bench.clock import Timeline, Timing, in_turn
+from harness.bench.clock import Timing, in_turn
 from harness.bench.random_models import (
     build_drafter,
     build_target,
@@ -44,6 +44,7 @@ from harness.bench.random_models import (
 from harness.bench.scripted import LEAD, ScriptedDecoder, block_ms, positions_needed
 from harness.bench.table import csv_text, machine, plain_text
 from harness.budget import copy_speed
+from harness.clocks import PhaseClock
 from harness.model_source import find_device
 from harness.sections import distinct
 from harness.shapes import Shape
@@ -113,9 +114,9 @@ def measure(made: Mapping[str, ScriptedDecoder], rounds: int, blocks: int) -> di
         block_ms(decoder, 1)  # allocation and compilation are counted nowhere
     for name in in_turn(list(made), blocks):
         whole[name].append(block_ms(made[name], rounds))
-        clock = Timeline(made[name].target.device)
+        clock = PhaseClock(made[name].target.device)
         block_ms(made[name], rounds, clock)
-        parts[name].append({key: took / rounds for key, took in clock.milliseconds().items()})
+        parts[name].append({key: 1e3 * took / rounds for key, took in clock.seconds.items()})
     return {
         name: {
             "ms": Timing.of(whole[name]),

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from torch import Tensor
 
 from harness.accept import Draws
-from harness.bench.clock import Timeline, block
+from harness.bench.clock import block
 from harness.decode import Clock, Decoder, DecodeSettings, Prompt
 from harness.target import Target
 from methods.runner import BlockDraftRunner, Phases
@@ -49,7 +49,7 @@ class ScriptedDecoder(Decoder):
         self._script, self._turn = script.to(target.device), 0
         self.active = {}
 
-    def listen(self, clock: Timeline | None) -> None:
+    def listen(self, clock: Clock | None) -> None:
         """Who is told of the phases of the rounds from now on; None for nobody."""
         self.clock = clock or Clock()
         if self.drafter is not None:
@@ -71,7 +71,7 @@ class ScriptedDecoder(Decoder):
         return self._script[self._turn - 1], chosen
 
 
-def block_ms(decoder: ScriptedDecoder, rounds: int, clock: Timeline | None = None) -> float:
+def block_ms(decoder: ScriptedDecoder, rounds: int, clock: Clock | None = None) -> float:
     """Milliseconds of a round, over a block of them from the prefix on; one synchronisation at each end.
 
     clock: listens to the timed rounds, which costs some time itself.

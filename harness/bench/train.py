@@ -4,8 +4,8 @@
 
 A step is the trainer's own (`harness.train.loop`): a batch, its features, its rounds, one update, here at rate 0, so
 that every block of steps does the same work.  All methods take turns, block by block, on the same batches in one
-process.  A step whole is timed without a clock inside; its parts in blocks of their own, by watches of which one runs
-at a time: `features` (the batch, its features and their fusion), `round 0` (anchors drawn, drafter forward and
+process.  A step whole is timed without a clock inside; its parts in blocks of their own, each by its own two ends
+(`harness.clocks`): `features` (the batch, its features and their fusion), `round 0` (anchors drawn, drafter forward and
 backward), `transition 1` (proposals, the target on rejected rows, the relayed states), `round 1`, ..., `update` (the
 fusion's backward pass and the optimiser).  Drafters are fresh, so nearly all proposals are rejected, which is when a
 transition costs most.  Peak memory is that of a process of its own for each method, on the largest batch there is: on a
@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -26,9 +27,11 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from harness.bench.clock import Timeline, Timing, block, in_turn
+from harness.bench.clock import Timing, block, in_turn
 from harness.bench.table import csv_text, machine, plain_text
+from harness.clocks import PhaseClock
 from harness.config import load_config, project_path
+from harness.decode import Clock
 from harness.sections import distinct
 from harness.target import Target
 from harness.train.corpus import Batch, collate
@@ -56,52 +59,65 @@ COLUMNS = (
 )
 
 
-class TimedRounds:
-    """The rounds of a trainer, with a watch for each of them and for what lies before, between and behind them."""
+class Stretches:
+    """Phases of a clock one behind the other: beginning one leaves the one before."""
 
-    def __init__(self, rounds: MaskRounds, clock: Timeline) -> None:
-        self._rounds, self._clock = rounds, clock
+    def __init__(self, clock: Clock) -> None:
+        self._clock, self._open = clock, ExitStack()
+
+    def begin(self, name: str) -> None:
+        self._open.close()
+        self._open.enter_context(self._clock.phase(name))
+
+    def end(self) -> None:
+        """Leave the last one."""
+        self._open.close()
+
+
+class TimedRounds:
+    """The rounds of a trainer, with a stretch for each of them and for what lies between and behind them."""
+
+    def __init__(self, rounds: MaskRounds, stretches: Stretches) -> None:
+        self._rounds, self._stretches = rounds, stretches
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._rounds, name)
 
     def first(self, step: int, batch: Batch, ids: torch.Tensor) -> Round:
-        self._clock.switch("round 0")
+        self._stretches.begin("round 0")
         return self._rounds.first(step, batch, ids)
 
     def following(self, step: int, ids: torch.Tensor, lengths: torch.Tensor, before: Round, *rest: Any) -> Round | None:
         if before.index < self._rounds.count:
-            self._clock.switch(f"transition {before.index + 1}")
+            self._stretches.begin(f"transition {before.index + 1}")
         found = self._rounds.following(step, ids, lengths, before, *rest)
-        self._clock.switch("update" if found is None else f"round {found.index}")
+        self._stretches.begin("update" if found is None else f"round {found.index}")
         return found
 
 
-def steps_ms(trainer: Trainer, steps: int, clock: Timeline | None = None) -> tuple[float, int, int]:
+def steps_ms(trainer: Trainer, steps: int, clock: Clock | None = None) -> tuple[float, int, int]:
     """Milliseconds of a step, over a block of them from the first batch on; sequences and labels of that block.
 
     clock: listens to the steps, which costs some time itself.
     """
-    tallies, sequences = [], 0
+    tallies, batches, rounds = [], [], trainer.rounds
+    stretches = Stretches(clock or Clock())
 
     def take() -> None:
-        nonlocal sequences
         for index in range(steps):
-            if clock is not None:
-                clock.switch("features")
-            batch = collate(trainer.corpus.train, trainer.order.at(index))
-            tallies.extend(step_of(trainer, batch))
-            sequences += len(batch.indices)
-        if clock is not None:
-            clock.switch(None)
+            stretches.begin("features")
+            batches.append(collate(trainer.corpus.train, trainer.order.at(index)))
+            tallies.extend(step_of(trainer, batches[-1]))
+        stretches.end()
 
-    rounds = trainer.rounds
-    trainer.rounds = rounds if clock is None else TimedRounds(rounds, clock)
+    if clock is not None:
+        trainer.rounds = TimedRounds(rounds, stretches)
     try:
         took = 1e3 * block(take, 1, trainer.device) / steps
     finally:
         trainer.rounds = rounds
-    return took, sequences, int(sum(float(tally.counted.sum()) for tally in tallies))
+    labels = sum(float(tally.counted.sum()) for tally in tallies)
+    return took, sum(len(batch.indices) for batch in batches), int(labels)
 
 
 def measure(made: Mapping[str, Trainer], steps: int, blocks: int) -> list[dict[str, Any]]:
@@ -114,9 +130,9 @@ def measure(made: Mapping[str, Trainer], steps: int, blocks: int) -> list[dict[s
     for name in tqdm(in_turn(list(made), blocks), total=blocks * len(made), desc="blocks", unit="block", mininterval=2):
         took, *counted[name] = steps_ms(made[name], steps)
         whole[name].append(took)
-        clock = Timeline(made[name].device)
+        clock = PhaseClock(made[name].device)
         steps_ms(made[name], steps, clock)
-        parts[name].append({part: spent / steps for part, spent in clock.milliseconds().items()})
+        parts[name].append({part: 1e3 * spent / steps for part, spent in clock.seconds.items()})
     rows = []
     for name in made:
         timing, (sequences, labels) = Timing.of(whole[name]), counted[name]
