@@ -6,9 +6,10 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 
-from harness.bench import relay
+from harness.bench import gpu, relay
 
 BENCHMARKS: dict[str, tuple[Callable[[Sequence[str]], None], str]] = {
+    "gpu": (gpu.main, "all checks that want a GPU, in one command"),
     "relay": (relay.main, "the relay's two operations: fused kernels, eager torch, compiled torch"),
 }
 
