@@ -131,12 +131,16 @@ def all_digests(root: Path, methods: list[str], sources=(stage.EVERY_SOURCE,)) -
     [
         ("harness/report/figures.py", "main", {"figures"}),
         ("harness/report/table1.py", "main", {"table1"}),
-        ("harness/decode.py", "Decoder", {"decode", "timing"}),
-        ("harness/cache.py", "RaggedCache", {"decode", "timing"}),
-        ("harness/accept.py", "accept_exact", {"trajectories", "decode", "timing"}),  # these decide the tokens
-        ("harness/stops.py", "StopRule", {"trajectories", "decode", "timing"}),
-        ("methods/runner.py", "BlockDraftRunner", {"decode", "timing"}),
-        ("methods/backbone.py", "DFlashBackbone", {"train", "import", "decode", "timing"}),
+        ("harness/decode.py", "Decoder", {"decode", "timing", "throughput"}),
+        ("harness/cache.py", "RaggedCache", {"decode", "timing", "throughput"}),
+        (
+            "harness/accept.py",
+            "accept_exact",
+            {"trajectories", "decode", "timing", "throughput"},
+        ),  # these decide the tokens
+        ("harness/stops.py", "StopRule", {"trajectories", "decode", "timing", "throughput"}),
+        ("methods/runner.py", "BlockDraftRunner", {"decode", "timing", "throughput"}),
+        ("methods/backbone.py", "DFlashBackbone", {"train", "import", "decode", "timing", "throughput"}),
         ("methods/published.py", "drafter_config", {"import"}),
         ("harness/checkpoint.py", "import_drafter", {"import"}),
         ("harness/train/loop.py", "Trainer", {"train"}),

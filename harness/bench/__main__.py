@@ -6,9 +6,10 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 
-from harness.bench import relay, rounds, train
+from harness.bench import gpu, relay, rounds, train
 
 BENCHMARKS: dict[str, tuple[Callable[[Sequence[str]], None], str]] = {
+    "gpu": (gpu.main, "all checks that want a GPU, in one command"),
     "relay": (relay.main, "the relay's two operations: fused kernels, eager torch, compiled torch"),
     "round": (rounds.main, "a decoding round, whole and by slice, at real dimensions and with scripted acceptance"),
     "train": (train.main, "a training step, whole and by round, with samples and tokens a second and peak memory"),
