@@ -24,7 +24,7 @@ min_version("9.0")
 sys.path.insert(0, workflow.basedir)
 
 from harness.config import ConfigError
-from harness.fingerprints import reported_files
+from harness.fingerprints import gpu_rounds, reported_files
 from harness.launch import gpu_ids
 from harness.plan import Plan
 

@@ -52,3 +52,10 @@ def content_digest(path: Path | None) -> str | None:
 def reported_files() -> list[str]:
     """Numbers that papers print, committed with the project; inputs of the tables."""
     return [path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "results/reported").glob("*.csv"))]
+
+
+def gpu_rounds() -> list[str]:
+    """Tables of rounds on a GPU, committed with the project; inputs of the breakdown's figure."""
+    return [
+        path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "results/published/gpu").glob("*/round-*.csv"))
+    ]

@@ -11,11 +11,13 @@ from matplotlib import pyplot as plt
 from tiny import tiny_target
 
 from harness import clocks
+from harness.bench.rounds import COLUMNS as ROUND_COLUMNS
+from harness.bench.table import csv_text
 from harness.clocks import PhaseClock, RoundsClock
 from harness.config import load_config
 from harness.decode import DecodeSettings, Prompt
 from harness.report.columns import LATENCY, read_table, table_text
-from harness.report.figures_latency import PRINTED, draw_latency
+from harness.report.figures_latency import PRINTED, draw_latency, read_scripted
 from harness.report.inputs import ReportError
 from harness.report.latency import ROUND, build_latency, latency_of
 from harness.report.speed import SLICES, round_parts, slices_of
@@ -245,6 +247,28 @@ def test_rows_without_whole_rounds_and_no_rows_at_all_are_refused(tmp_path):
         latency_of(written(tmp_path, [old]))
 
 
+def gpu_runs(tmp_path):
+    """A committed run: what `python -m harness.bench round` writes."""
+    facts = {"shapes": "qwen3-8b", "device": "a GPU", "draft": 3, "verify": 20, "accept": 0.5, "commit": 0.25}
+    rows = [
+        facts | {"method": method, "batch": batch, "relay": relay, "observe": 1.0}
+        for method, relay in (("dflash", None), ("dflow", 0.125))
+        for batch in (1, 8)
+    ]
+    path = tmp_path / "gpu" / "a-gpu-2026-01-01" / "round-qwen3-8b.csv"
+    path.parent.mkdir(parents=True)
+    path.write_text(csv_text(rows, ROUND_COLUMNS, {"device": "a GPU"}))
+    return tmp_path / "gpu"
+
+
+def test_committed_rounds_of_a_gpu_are_read_slice_by_slice(tmp_path):
+    rows = read_scripted(gpu_runs(tmp_path))
+    found = {(row["method"], row["slice"]): float(row["ms"]) for row in rows}
+    assert found["dflow", "draft"] == 4 and found["dflow", "host"] == 0.75 and found["dflow", "relay"] == 0.125
+    assert found["dflash", "relay"] == 0 and found["dflash", "verify"] == 20 and len(rows) == 2 * len(SLICES)
+    assert read_scripted(tmp_path / "nowhere") == []
+
+
 def test_the_figure_stacks_our_slices_beside_the_papers(made, tmp_path):
     path = tmp_path / "latency.csv"
     path.write_text(table_text(LATENCY, made))
@@ -252,7 +276,7 @@ def test_the_figure_stacks_our_slices_beside_the_papers(made, tmp_path):
         {"metric": f"latency_{name}", "method": "dflow", "value": value}
         for name, value in (("verify", "37.55"), ("draft", "6.09"), ("relay", "0.51"))
     ]
-    gpu = [{"shapes": "qwen3-8b", "device": "a GPU", "method": "dflow", "slice": "verify", "ms": "20"}]
+    gpu = read_scripted(gpu_runs(tmp_path))
     figure = draw_latency(read_table(path, LATENCY, "x"), printed, gpu)
     titles = [axis.get_title() for axis in figure.axes]
     assert titles == ["pocket, T = 0", "qwen3-8b, a GPU\nscripted acceptance", PRINTED]

@@ -20,7 +20,7 @@ from harness.report.columns import COMPARED, CONCURRENCY, LATENCY, POSITIONS, Ce
 from harness.report.figures_acceptance import draw_acceptance
 from harness.report.figures_concurrency import draw_concurrency
 from harness.report.figures_dose import draw_dose
-from harness.report.figures_latency import draw_latency
+from harness.report.figures_latency import draw_latency, read_scripted
 from harness.report.figures_position import draw_position
 from harness.report.figures_style import STYLE, save
 from harness.report.figures_training import draw_training, read_curves
@@ -30,6 +30,8 @@ NAMES = ("acceptance", "training", "position", "dose", "concurrency", "latency_b
 TABLES = ("cells", "positions", "comparisons", "concurrency", "latency")
 #: Latencies that the paper prints.
 PRINTED = "dflow_figure3.csv"
+#: Folders of GPU runs that are committed.
+GPU_RUNS = "results/published/gpu"
 
 
 def draw(name: str, config: Config, tables: Mapping[str, Path]) -> Any:
@@ -47,7 +49,9 @@ def draw(name: str, config: Config, tables: Mapping[str, Path]) -> Any:
         "dose": lambda: draw_dose(read("comparisons", COMPARED, "table3"), confidence),
         "concurrency": lambda: draw_concurrency(read("concurrency", CONCURRENCY, "table2")),
         "latency_breakdown": lambda: draw_latency(
-            read("latency", LATENCY, "latency"), read_rows(project_path(REPORTED) / PRINTED)
+            read("latency", LATENCY, "latency"),
+            read_rows(project_path(REPORTED) / PRINTED),
+            read_scripted(project_path(GPU_RUNS)),
         ),
     }
     return figures[name]()

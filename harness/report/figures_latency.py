@@ -6,6 +6,7 @@ Knows what is drawn.  Computes no number.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -13,11 +14,14 @@ from matplotlib.patches import Patch
 
 from harness.report.columns import Cell
 from harness.report.figures_style import bar
-from harness.report.inputs import ReportError
+from harness.report.inputs import ReportError, read_rows
+from harness.report.speed import SLICES
 
 #: From the bottom of a bar to its top.
 ORDER = ("verify", "draft", "head", "relay", "host")
 PRINTED = "reported by the paper"
+#: Tables of rounds below the folder of GPU runs.
+ROUNDS = "*/round-*.csv"
 #: A slice below this share of its bar has no room for its number.
 ROOM = 0.06
 Panel = dict[str, dict[str, float]]  # method -> slice -> ms
@@ -26,8 +30,8 @@ Panel = dict[str, dict[str, float]]  # method -> slice -> ms
 def draw_latency(rows: Sequence[Cell], printed: Sequence[Cell], scripted: Sequence[Cell] = ()) -> Any:
     """Stacked slices in ms a round, a panel per target and temperature, and one for the paper.
 
-    printed: rows of numbers that the paper prints (metric `latency_<slice>`); scripted: rows of committed rounds of
-    scripted acceptance on a GPU, drawn in panels of their own.  Raises ReportError where nothing was timed.
+    printed: rows of numbers that the paper prints (metric `latency_<slice>`); scripted: what `read_scripted` found, in
+    panels of their own.  Raises ReportError where nothing was timed.
     """
     panels: dict[str, Panel] = {}
     for row in rows:
@@ -59,6 +63,20 @@ def draw_latency(rows: Sequence[Cell], printed: Sequence[Cell], scripted: Sequen
     axes[0, 0].set_ylabel("ms a round, batch 1")
     figure.legend(handles=[_key(name) for name in reversed(ORDER)], loc="outside right upper", frameon=False)
     return figure
+
+
+def read_scripted(folder: Path) -> list[Cell]:
+    """Slices at batch 1 of the rounds of scripted acceptance that are committed in `folder`, one folder a GPU and date
+    (`python -m harness.bench gpu`); none where there are none."""
+    found = []
+    for path in sorted(folder.glob(ROUNDS)):
+        for row in read_rows(path):
+            if int(row["batch"]) == 1:
+                about = {name: row[name] for name in ("shapes", "device", "method")}
+                for name, phases in SLICES.items():
+                    value = sum(float(row[phase] or 0) for phase in phases)
+                    found.append(about | {"slice": name, "ms": str(value)})
+    return found
 
 
 def _key(name: str) -> Patch:

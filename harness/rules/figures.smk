@@ -80,6 +80,7 @@ rule dose_figure:
 rule latency_figure:
     input:
         reported_files(),
+        gpu_rounds(),
         latency=f"{OUT}/latency.csv",
     output:
         plan.figure_files("latency_breakdown"),
