@@ -53,7 +53,8 @@ def test_running_code_is_part_of_responses_that_are_code_alone(source, told):
     suites = {"pocket_word": {"source": source, "prompts": 1, "max_new_tokens": 8}}
     suites |= dict.fromkeys(["pocket_algebra", "pocket_complete", "pocket_synth", "pocket_chat"])
     wildcards = SimpleNamespace(target="pocket", method="ar")
-    said = [plan_of(suites=suites, run_code=run).decode(wildcards) for run in (True, False)]
+    settings = {"suites": suites, "concurrency": {"suites": []}}
+    said = [plan_of(**settings, run_code=run).decode(wildcards) for run in (True, False)]
     assert (said[0] != said[1]) == told
 
 

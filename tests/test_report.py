@@ -82,7 +82,7 @@ def timing_rows():
                              "tokens": 7, "seconds": seconds + repeat / 10})  # fmt: skip
         phases = {"verify": verify, "draft": draft, "accept": 0.01, "commit": 0.01, "observe": 0.0}
         rows.append({"kind": "phases", **base, "suite": "a", "steps": 60, "committed": committed,
-                     "rounds_seconds": verify + draft + 0.05, "phases": phases})  # fmt: skip
+                     "rounds_seconds": verify + draft + 0.05, "whole_seconds": 0.5, "phases": phases})  # fmt: skip
     return rows
 
 

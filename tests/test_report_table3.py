@@ -17,11 +17,12 @@ from harness.report.columns import COMPARED, POSITIONS, read_table
 from harness.report.figures import main as figures_main
 from harness.report.figures_training import read_curves
 from harness.report.inputs import ReportError, drafter_folder, read_inputs, record_path
+from harness.report.latency import main as latency_main
 from harness.report.positions import build_positions, positions_of
 from harness.report.positions import main as positions_main
 from harness.report.table3 import decoded_pairs, describe, table_cells
 from harness.report.table3 import main as table_main
-from tests.test_report import SETTINGS, compare, record
+from tests.test_report import SETTINGS, compare, record, timing_rows
 
 SEEDS = (0, 1)
 #: Entrant -> whose steps of tests.test_report its records have.
@@ -72,6 +73,7 @@ def folder(tmp_path):
             marks = {"plateau": plateau, "seconds": seconds + 60 * seed, "steps": steps}
             write(at / "done.json", json.dumps(marks))
             write(at / "learning_curve.csv", CURVE)
+    write(tmp_path / "out" / "timing" / "tiny.jsonl", "".join(json.dumps(row) + "\n" for row in timing_rows()))
     return tmp_path
 
 
@@ -237,12 +239,13 @@ def test_another_or_a_missing_table_is_named_with_its_stage(tmp_path):
 
 
 def test_every_figure_is_drawn_from_the_files_of_a_run(folder):
-    for command in (cells_main, table_main, positions_main):
+    for command in (cells_main, table_main, positions_main, latency_main):
         run(command, folder)
     run(figures_main, folder)
     assert sorted(path.stem for path in (folder / "figures").iterdir()) == [
         "acceptance",
         "dose",
+        "latency_breakdown",
         "position",
         "training",
     ]
@@ -259,7 +262,7 @@ def test_one_figure_is_drawn_from_the_paths_given(folder):
 def test_dose_is_left_out_where_nothing_is_compared_with_the_baseline_unless_asked_for(folder, capsys):
     settings = yaml.safe_load((folder / "small.yaml").read_text()) | {"comparisons": [["dflow", "off"]]}
     (folder / "small.yaml").write_text(yaml.safe_dump(settings))
-    for command in (cells_main, table_main, positions_main, figures_main):
+    for command in (cells_main, table_main, positions_main, latency_main, figures_main):
         run(command, folder)
     assert not (folder / "figures" / "dose.png").exists()
     with pytest.raises(SystemExit):
