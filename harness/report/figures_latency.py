@@ -93,8 +93,8 @@ def _stack(axis: Any, methods: Panel) -> None:
                 axis.bar(place, value, 0.7, bottom=bottom, **bar(index))
             if value > ROOM * total:
                 box = {"boxstyle": "square,pad=0.1", "fc": "white", "ec": "none"}
-                axis.text(place, bottom + value / 2, f"{value:.3g}", ha="center", va="center", fontsize=7, bbox=box)
+                axis.text(place, bottom + value / 2, f"{value:.2f}", ha="center", va="center", fontsize=7, bbox=box)
             bottom += value
-        axis.text(place, bottom, f"{total:.3g}", ha="center", va="bottom", fontsize=7, weight="bold")
+        axis.text(place, bottom, f"{total:.2f}", ha="center", va="bottom", fontsize=7, weight="bold")
     axis.set_xticks(range(len(methods)), [name.replace("_", "\n") for name in methods], fontsize=8)
     axis.margins(y=0.08)
