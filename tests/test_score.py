@@ -137,6 +137,8 @@ def test_numbers_are_exact():
         "def f(x):\n    return x + 1\nThis adds one.",
         "```python\n    return x + 1\n```",
         "```python\ndef f(x):\n    return x + 1",  # the fence is not closed
+        "1. So:\n\n   ```python\n   def f(x):\n       return x + 1\n   ```\n2. Done.",
+        "    ```\n    y = x\n    return y + 1\n    ```",
     ],
 )
 def test_right_code_is_found_in_every_form(text):
