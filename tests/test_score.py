@@ -137,6 +137,7 @@ def test_numbers_are_exact():
         "def f(x):\n    return x + 1\nThis adds one.",
         "```python\n    return x + 1\n```",
         "```python\ndef f(x):\n    return x + 1",  # the fence is not closed
+        "```python\nfrom __future__ import annotations\n\ndef f(x: Any) -> int:\n    return x + 1\n```",
         "1. So:\n\n   ```python\n   def f(x):\n       return x + 1\n   ```\n2. Done.",
         "    ```\n    y = x\n    return y + 1\n    ```",
     ],

@@ -15,6 +15,7 @@ from harness.stops import trim
 _FENCE = re.compile(
     r"(?:^(?P<margin>[ \t]+))?```[ \t]*[A-Za-z0-9_+-]*[ \t]*\n(?P<code>.*?)(?:\n[ \t]*```|\Z)", re.DOTALL | re.MULTILINE
 )
+_FUTURE = re.compile(r"^from __future__ import [\w, ]+$", re.MULTILINE)
 #: Lines that code may begin with at the left margin; prose may too, which the compiler then finds out.
 _START = re.compile(r"^(?:import|from|def|async|class|@)", re.MULTILINE)
 _FUNCTION = re.compile(r"^(?:async\s+)?def\s", re.MULTILINE)
@@ -53,6 +54,13 @@ def program_of(text: str, prompt: str, entry_point: str, stop_strings: tuple[str
         return _completion(blocks[-1] if blocks else text, prompt, stop_strings)
     code = next((block for block in reversed(blocks) if block.strip()), None)
     return bare if code is None and _FUNCTION.search(bare) else code
+
+
+def future_first(program: str) -> str:
+    """`program` with what it imports from the future moved to its top, where alone that may stand: in an answer it
+    stood there before the answer was joined to its prompt."""
+    moved = _FUTURE.findall(program)
+    return "\n".join([*moved, _FUTURE.sub("", program)]) if moved else program
 
 
 def _block(fence: re.Match[str]) -> str:
