@@ -223,6 +223,8 @@ def test_overlap_is_refused_whatever_its_case_and_punctuation():
     with pytest.raises(DataError, match="train/9 = eval/1"):
         refuse_overlap([Task("train/9", "s", ("what is  2+2",))], [asked])
     refuse_overlap([Task("train/9", "s", ("what is 2-2",))], [asked])
+    with pytest.raises(DataError, match="train/9 = eval/1"):
+        refuse_overlap([Task("train/9", "s", ("hello", "What is 2+2?"))], [asked])
 
 
 @pytest.mark.parametrize("source", ["gsm8k", "math500", "humaneval", "mbpp", "mbpp_bare", "mt_bench", "alpaca"])
