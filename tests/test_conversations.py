@@ -95,15 +95,17 @@ def test_rows_that_cannot_be_asked_are_left_out_and_counted(tmp_path):
     rows = [says(("human", f"question {i}"), ("gpt", "b"), ("human", "and?")) for i in range(4)]
     rows += [says(("human", "Question 2!"), ("gpt", "other")), says(("gpt", "alone")), says(("human", "long " * 9))]
     rows += [says(("human", "hello"), ("gpt", "hi"), ("human", "What is 2+2?")), says(("human", "what is 2+2"))]
+    rows += [says(("human", "half \ud83d"), ("gpt", "b"))]
     evaluation = [Task("e", "s", ("Words around: What is 2+2?",), {"question": "What is 2+2?"})]
     found = gather(
         "shared", stored(tmp_path, rows), 99, 0, evaluation=evaluation, fits=lambda task: len(task.turns[0]) < 20
     )
     assert found.counts == {
-        "rows": 9,
+        "rows": 10,
         "asked": 4,
         "an evaluation prompt": 2,
         "begins like another": 1,
+        "no Unicode text": 1,
         "no words of a user alone with a model": 1,
         "too long": 1,
     }
@@ -143,6 +145,7 @@ def test_a_list_and_a_row_a_line_are_read_alike(tmp_path, name):
         (b"[{", "neither a JSON list nor a JSON object a line"),
         (b'{"prompt": "a"}\n{"prompt"\n', "line 2"),
         (b'["\xff"]', "neither"),
+        (b"[" * 100_000, "neither"),
         (b"[]", "is empty"),
         (b"\n", "is empty"),
     ],

@@ -223,6 +223,21 @@ def test_overlap_is_refused_whatever_its_case_and_punctuation():
     with pytest.raises(DataError, match="train/9 = eval/1"):
         refuse_overlap([Task("train/9", "s", ("what is  2+2",))], [asked])
     refuse_overlap([Task("train/9", "s", ("what is 2-2",))], [asked])
+    with pytest.raises(DataError, match="train/9 = eval/1"):
+        refuse_overlap([Task("train/9", "s", ("hello", "What is 2+2?"))], [asked])
+
+
+@pytest.mark.parametrize("source", ["gsm8k", "math500", "humaneval", "mbpp", "mbpp_bare", "mt_bench", "alpaca"])
+def test_a_question_of_every_suite_is_known_without_the_words_around_it(folder, source):
+    """As others ask it: the row's own text, which is no prompt of this project."""
+    asked = suite_prompts(source, suite(source, 5), folder)
+    name = "mbpp/sanitized" if source.startswith("mbpp") else f"{source}/test"
+    rows = files.load_rows(name, folder)
+    field = next(key for key in ("question", "problem", "prompt", "turns") if key in rows[0])
+    texts = [row[field][0] if field == "turns" else row[field] for row in rows]
+    copied = [Task(f"copy/{i}", "s", (text,)) for i, text in enumerate(texts)]
+    with pytest.raises(DataError, match="5 training prompts are evaluation prompts"):
+        refuse_overlap(copied, asked)
 
 
 def test_unknown_sources_are_named_with_the_valid_ones():

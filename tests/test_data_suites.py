@@ -136,6 +136,7 @@ def test_gold_answers_are_right_and_broken_ones_wrong(folder, source):
         ("def help(x):\n    return x + 11\n\ndef add_11(x):\n    return help(x)\nIt adds.", "right"),
         ("from the sentence:\n\ndef add_11(x):\n    return x + 11", "right"),
         ("def add_11(x):\n    return x + 11\n```\nTests:\n```\nassert 0\n```", "right"),
+        ("Here:\r\n```python\r\ndef add_11(x):\r\n    return x + 11\r\n```", "right"),
         ("```python\nadd_11 = lambda x: x + 11\n```", "right"),
         ("```python\ndef other(x):\n    return x + 11\n```", "wrong"),
         ("def add_11(x):\n    return x", "wrong"),

@@ -50,6 +50,14 @@ def python_task():
         ("42 apples", "42"),
         ("x = 9", "9"),
         ("9\\text{ cm}", "9"),
+        ("9\\text{ cm}^2", "9"),
+        ("9^\\circ", "9"),
+        ("9 \\text{ in 3 days}", "9"),
+        ("\\text{9 apples}", "9"),
+        ("\\mathbf{9}", "9"),
+        ("10{,}080", "10080"),
+        ("10,\\!080", "10080"),
+        ("1\\,010\\,080", "1010080"),
         ("\\sqrt{8}", "2\\sqrt{2}"),
         ("x+1", "1+x"),
     ],
@@ -60,7 +68,8 @@ def test_equal_answers(answer, reference):
 
 @pytest.mark.parametrize(
     ("answer", "reference"),
-    [("421", "42"), ("58.5", "58500"), ("-7", "7"), ("", "1"), ("4 2", "42"), ("1/0", "1"), ("\\frac{1}{", "1"),
+    [("421", "42"), ("58.5", "58500"), ("-7", "7"), ("", "1"), ("4 2", "42"), ("4\\,2", "42"), ("1{,}2", "12"),
+     ("\\text{9 or 8}", "9"), ("1/0", "1"), ("\\frac{1}{", "1"),
      ("9" * 500, "9"), ("nan", "1"), ("1,2", "12"), ("x+2", "1+x"), ("y+1", "x+1"), ("\\frac{", "\\sqrt{2}")],
 )  # fmt: skip
 def test_unequal_answers(answer, reference):
@@ -89,6 +98,9 @@ def test_unequal_answers(answer, reference):
         ("it is 10-18", "18"),
         ("that is 20 - (2)-18", "18"),
         ("it is -18", "-18"),
+        ("it is \u221218", "-18"),
+        ("it is 20\u221218", "18"),
+        ("3 left.\n#### The final answer is 18", "The final answer is 18"),
         ("", None),
         ("####", None),
     ],
@@ -125,6 +137,9 @@ def test_numbers_are_exact():
         "def f(x):\n    return x + 1\nThis adds one.",
         "```python\n    return x + 1\n```",
         "```python\ndef f(x):\n    return x + 1",  # the fence is not closed
+        "```python\nfrom __future__ import annotations\n\ndef f(x: Any) -> int:\n    return x + 1\n```",
+        "1. So:\n\n   ```python\n   def f(x):\n       return x + 1\n   ```\n2. Done.",
+        "    ```\n    y = x\n    return y + 1\n    ```",
     ],
 )
 def test_right_code_is_found_in_every_form(text):

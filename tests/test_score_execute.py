@@ -27,6 +27,13 @@ def test_a_program_that_leaves_early_has_not_passed():
     assert run_program("print('x' * 10)").status == "passed"
 
 
+def test_a_program_is_a_module_that_can_be_looked_up():
+    """A data class looks for its own module if its annotations are text."""
+    head = "from __future__ import annotations\nfrom dataclasses import dataclass\nimport sys\n"
+    found = run_program(f"{head}@dataclass\nclass A:\n    x: int\nassert A(1).x and sys.modules[__name__].A is A")
+    assert found.status == "passed", found.detail
+
+
 def test_wall_time_memory_and_file_limits_hold():
     start = time.monotonic()
     assert run_program("import time; time.sleep(60)", wall=0.5).detail == "not done after 0.5 s"

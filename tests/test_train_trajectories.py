@@ -176,6 +176,7 @@ def test_prompt_files_hold_prompts_or_turns(tmp_path):
         ('{"prompt": "  "}', "prompt is '  '"),
         ('{"turns": "abc"}', "turns is 'abc'"),
         ('{"turns": []}', r"turns is \[\]"),
+        ('{"turns": ["a", "half \\ud83d"]}', r"turns is \['a', 'half \\ud83d'\]"),
         ('{"turns": ["a", 2]}', r"turns is \['a', 2\]"),
         ('"abc"', "'abc' is no JSON object"),
         ('{"prompt": "broken', "not a JSON object"),

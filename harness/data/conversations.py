@@ -19,7 +19,7 @@ from typing import Any
 from tqdm import tqdm
 
 from harness.data import dialogue
-from harness.data.files import DataError
+from harness.data.files import DataError, is_unicode
 from harness.data.suites import essence, question_of
 from harness.data.tasks import Task
 from harness.prompt_sections import DatasetConfig
@@ -51,9 +51,10 @@ def gather(
 ) -> Gathered:
     """The first `count` usable rows of a data set in an order drawn by `seed`; more of them keep those there are.
 
-    Left out: rows without words of a user, with speakers beside user and model, that begin as an earlier row does, in
-    which a question of `evaluation` is asked, or for which `fits` is false.  Words of a user that follow one another
-    are one turn; a conversation ends before a blank one, and behind `dataset.max_turns`.
+    Left out: rows without words of a user, with speakers beside user and model, with half a character (which no
+    tokenizer takes), that begin as an earlier row does, in which a question of `evaluation` is asked, or for which
+    `fits` is false.  Words of a user that follow one another are one turn; a conversation ends before a blank one, and
+    behind `dataset.max_turns`.
     Raises DataError if the data set cannot be read, is another one, or a row has none of the columns.
     """
     rows = read(dataset)
@@ -73,6 +74,8 @@ def gather(
             fault = (
                 "no words of a user alone with a model"
                 if task is None
+                else "no Unicode text"
+                if not all(map(is_unicode, turns))
                 else "begins like another"
                 if words[0] in begun
                 else "an evaluation prompt"
@@ -182,7 +185,7 @@ def _rows_of(path: Path, dataset: DatasetConfig) -> list[Any]:
     try:
         with path.open("rb") as file:
             rows = json.load(file) if _begins_list(path) else list(_lines(file))
-    except ValueError as error:  # no JSON, or no UTF-8
+    except (ValueError, RecursionError) as error:  # no JSON, no UTF-8, or brackets without end
         raise DataError(f"{path} is neither a JSON list nor a JSON object a line ({error})") from error
     if not rows:
         raise DataError(f"{path} is empty; there is nothing to train on")

@@ -209,6 +209,15 @@ def rows_digest(rows: list[dict], fields: tuple[str, ...]) -> str:
     return digest.hexdigest()
 
 
+def is_unicode(text: str) -> bool:
+    """Whether a text can be written: JSON may hold half of a pair of surrogates, as text that was cut there does."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _read_file(path: Path, source: Source) -> list[dict]:
     if not path.is_file():
         what = f"{source.hub_id} ({source.hub_split})" if source.hub_id else source.origin

@@ -48,6 +48,7 @@ def _task(index: int, row: dict) -> Task:
             "test": f"{row['test']}\ncheck({row['entry_point']})",
             "solution": row["canonical_solution"],
             "stop_strings": STOP_STRINGS,
+            "question": row["prompt"],
         },
         plain=(row["prompt"],),
         stop_strings=STOP_STRINGS,

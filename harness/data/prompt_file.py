@@ -10,12 +10,15 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from harness.data.files import DataError
+from harness.data.files import DataError, is_unicode
 from harness.data.tasks import Task
 
 log = logging.getLogger(__name__)
 
-FORM = 'write {"prompt": text} or {"turns": [text, ...]}, each text not blank, with a distinct "id" if any'
+FORM = (
+    'write {"prompt": text} or {"turns": [text, ...]}, each text neither blank nor with half a character, and with a '
+    'distinct "id" if any'
+)
 
 
 def prompt_file(path: Path, count: int) -> list[Task]:
@@ -53,12 +56,16 @@ def _task(line: bytes, path: Path, number: int) -> Task:
         raise DataError(f"{place}: {_short(row)} is no JSON object; {FORM}")
     key = "prompt" if row.get("turns") is None else "turns"
     turns = row.get(key) if key == "turns" else [row.get(key)]
-    if not isinstance(turns, list) or not turns or not all(isinstance(t, str) and t.strip() for t in turns):
+    if not isinstance(turns, list) or not turns or not all(map(_can_be_asked, turns)):
         raise DataError(f"{place}: {key} is {_short(row.get(key))}; {FORM}")
     name = row.get("id", f"{path.stem}/{number:06d}")
     if not isinstance(name, str | int):
         raise DataError(f"{place}: id is {_short(name)}; {FORM}")
     return Task(str(name), path.stem, tuple(turns), plain=tuple(turns) if len(turns) == 1 else ())
+
+
+def _can_be_asked(turn: Any) -> bool:
+    return isinstance(turn, str) and bool(turn.strip()) and is_unicode(turn)
 
 
 def _short(value: Any) -> str:

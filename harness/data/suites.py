@@ -125,9 +125,11 @@ def training_tasks(
 
 
 def refuse_overlap(training: Iterable[Task], evaluation: Sequence[Task]) -> None:
-    """Raise DataError if a training prompt is an evaluation prompt, case and punctuation aside."""
+    """Raise DataError if a training prompt asks in any turn what an evaluation prompt asks first, case and punctuation
+    aside."""
     asked = {essence(question_of(task)): task.id for task in evaluation}
-    both = [(task.id, asked[key]) for task in training if (key := essence(question_of(task))) in asked]
+    said = [(task.id, essence(turn)) for task in training for turn in (question_of(task), *task.turns[1:])]
+    both = [(name, asked[key]) for name, key in said if key in asked]
     if both:
         shown = ", ".join(f"{a} = {b}" for a, b in both[:5])
         raise DataError(

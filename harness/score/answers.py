@@ -19,7 +19,13 @@ _ANY_NUMBER = re.compile(
 _HASHES = re.compile(r"####[ \t]*(\S[^\n]*)")
 _MARKED_LINE = re.compile(r"^#+[ \t]*(\S[^\n]*)", re.MULTILINE)
 #: What follows `#` in a Markdown heading: a word, or the number of a section before its title.
-_HEADING = re.compile(r"[*_ ]*(?!(?:final )?answer[*_ ]*[:=])(?:[^\W\d_]|\d+[.):]\s+\S)", re.IGNORECASE)
+_HEADING = re.compile(
+    r"[*_ ]*(?!(?:the )?(?:final )?answer[*_ ]*(?:[:=]|is\b))(?:[^\W\d_]|\d+[.):]\s+\S)", re.IGNORECASE
+)
+#: Words in LaTeX: a unit with its power, or, where no number stands outside of them, the answer itself.
+_WORDS = re.compile(r"\\(?:text|textbf|textrm|mathrm|mathbf|mbox)\s*\{([^{}]*)\}(\^\{?\d\}?)?")
+#: A separator of thousands in LaTeX: a comma, braced or drawn closer, or a narrow space.
+_THOUSANDS = re.compile(r"(?<=\d)(?:\{,\}|,\\!|\\[, ])(?=\d{3}(?!\d))")
 _LETTER = re.compile(r"[A-Za-z]")
 _PLAIN = re.compile(r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)")
 _FRACTION = re.compile(r"([-+]?)\\[dt]?frac\{(\d+)\}\{(\d+)\}|([-+]?\d+)\s*/\s*(\d+)")
@@ -54,7 +60,8 @@ def final_answer(text: str) -> str | None:
     explicit = [(at, value) for at, value in explicit if value]
     if explicit:
         return max(explicit)[1]
-    numbers = _ANY_NUMBER.findall(_MARKED_LINE.sub(lambda line: "" if _HEADING.match(line[1]) else line[0], text))
+    plain = _MARKED_LINE.sub(lambda line: "" if _HEADING.match(line[1]) else line[0], text)
+    numbers = _ANY_NUMBER.findall(plain.replace("\N{MINUS SIGN}", "-"))
     return numbers[-1] if numbers else None
 
 
@@ -63,11 +70,13 @@ def _is_answer(text: str) -> bool:
 
 
 def as_number(text: str) -> Fraction | None:
-    """The exact value of `$1,234.50`, `12%`, `3/4`, `\\frac{3}{4}`, `42 apples` and the like; None if there is none.
+    """The exact value of `$1,234.50`, `10{,}080`, `12%`, `3/4`, `\\frac{3}{4}`, `42 apples`; None if there is none.
 
     A percent sign is a unit here, as in GSM8K's references: 12% equals 12.
     """
-    cleaned = re.sub(r"\\text\{[^}]*\}|\\[,;! ]|\\left|\\right", " ", text)
+    bare = _WORDS.sub(" ", text)
+    cleaned = _THOUSANDS.sub("", bare if re.search(r"\d", bare) else _WORDS.sub(r" \1\2 ", text))
+    cleaned = re.sub(r"\\[,;! ]|\\left|\\right|\^\{?\\circ\}?", " ", cleaned)
     cleaned = cleaned.replace("\\$", "").replace("$", "").replace("\\%", "").replace("%", "").replace("−", "-")
     cleaned = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", cleaned).strip().rstrip(".").strip()
     if len(cleaned) > LONGEST_NUMBER:

@@ -12,7 +12,10 @@ import warnings
 
 from harness.stops import trim
 
-_FENCE = re.compile(r"```[ \t]*([A-Za-z0-9_+-]*)[ \t]*\n(.*?)(?:\n[ \t]*```|\Z)", re.DOTALL)
+_FENCE = re.compile(
+    r"(?:^(?P<margin>[ \t]+))?```[ \t]*[A-Za-z0-9_+-]*[ \t]*\n(?P<code>.*?)(?:\n[ \t]*```|\Z)", re.DOTALL | re.MULTILINE
+)
+_FUTURE = re.compile(r"^from __future__ import [\w, ]+$", re.MULTILINE)
 #: Lines that code may begin with at the left margin; prose may too, which the compiler then finds out.
 _START = re.compile(r"^(?:import|from|def|async|class|@)", re.MULTILINE)
 _FUNCTION = re.compile(r"^(?:async\s+)?def\s", re.MULTILINE)
@@ -39,7 +42,8 @@ def program_of(text: str, prompt: str, entry_point: str, stop_strings: tuple[str
     is empty, whatever code there is.
     """
     defines = re.compile(rf"^(?:async\s+)?def\s+{re.escape(entry_point)}\s*\(", re.MULTILINE)
-    blocks = [block for _, block in _FENCE.findall(text)]
+    text = text.replace("\r\n", "\n")
+    blocks = [_block(found) for found in _FENCE.finditer(text)]
     for block in reversed(blocks):  # models correct themselves: the last whole function counts
         if defines.search(block):
             return _context(prompt, defines) + block
@@ -50,6 +54,20 @@ def program_of(text: str, prompt: str, entry_point: str, stop_strings: tuple[str
         return _completion(blocks[-1] if blocks else text, prompt, stop_strings)
     code = next((block for block in reversed(blocks) if block.strip()), None)
     return bare if code is None and _FUNCTION.search(bare) else code
+
+
+def future_first(program: str) -> str:
+    """`program` with what it imports from the future moved to its top, where alone that may stand: in an answer it
+    stood there before the answer was joined to its prompt."""
+    moved = _FUTURE.findall(program)
+    return "\n".join([*moved, _FUTURE.sub("", program)]) if moved else program
+
+
+def _block(fence: re.Match[str]) -> str:
+    """The code between two fences, without the margin of a fence that stands in a list; a body keeps its own."""
+    code, width = fence["code"], len(fence["margin"] or "")
+    bare = re.sub(rf"^[ \t]{{0,{width}}}", "", code, flags=re.MULTILINE)
+    return bare if _START.search(bare) else code
 
 
 def _unfenced(text: str, defines: re.Pattern[str]) -> str:

@@ -15,7 +15,7 @@ from harness.data.tasks import Task
 from harness.pocket import grade as pocket
 from harness.score.algebra import GraderError
 from harness.score.answers import equal, final_answer, latex_verdict
-from harness.score.code import program_of
+from harness.score.code import future_first, program_of
 from harness.score.execute import run_program
 
 _DIGIT = re.compile(r"\d")
@@ -78,7 +78,7 @@ def _grade_python(reference: dict[str, Any], text: str, limits: Limits) -> Grade
     program = program_of(text, reference["prompt"], reference["entry_point"], reference["stop_strings"])
     if program is None:
         return Grade.of("no_answer")
-    checked = f"{reference.get('setup', '')}\n{program}\n{reference['test']}\n"
+    checked = future_first(f"{reference.get('setup', '')}\n{program}\n{reference['test']}\n")
     outcome = run_program(checked, limits.seconds, limits.memory_mb)
     return Grade.of("right" if outcome.status == "passed" else "wrong")
 
