@@ -143,8 +143,13 @@ class DraftedLM(LM):
         return Decoder(self.target, self.factory, settings, rows=max(1, min(self.rows, count)))
 
     def _ids(self, context: str) -> tuple[int, ...]:
-        """Token ids of a context: a template has written its own special tokens, plain text gets the tokenizer's."""
-        return tuple(self.target.encode(context, special=context not in self._rendered))
+        """Token ids of a context: a template has written its own special tokens, plain text gets the tokenizer's.
+
+        What lm-eval rendered in an earlier run, and has kept, is known by the beginning token that it begins with.
+        """
+        begins = getattr(self.target.tokenizer, "bos_token", None)
+        written = context in self._rendered or bool(begins and context.startswith(begins))
+        return tuple(self.target.encode(context, special=not written))
 
     @staticmethod
     def _name(request: Instance) -> str:

@@ -8,6 +8,7 @@ import lm_eval
 import pytest
 from lm_eval.api.instance import Instance
 from lm_eval.tasks import TaskManager
+from tokenizers.processors import TemplateProcessing
 
 from harness.arms import load_arm
 from harness.config import load_config
@@ -16,7 +17,7 @@ from harness.lm import DraftedLM
 from harness.lm_tasks import document, main, process_results, write_tasks
 from harness.run_suite import run_suite
 from harness.target import Target
-from tests.tiny import tiny_target
+from tests.tiny import USER, tiny_target
 
 ROOT = Path(__file__).parent.parent
 DRAFTER = ROOT / "results" / "reference" / "drafters" / "dflow"
@@ -107,6 +108,23 @@ def test_the_same_prompt_may_be_asked_twice():
 def test_what_the_decoder_does_not_do_is_refused(kwargs, words):
     with pytest.raises(ValueError, match=f"task 'task' asks for .*{words}.*may hold do_sample, max_gen_toks"):
         DraftedLM(tiny_target()).generate_until([request("p", **kwargs)])
+
+
+def test_a_chat_begins_once_whoever_rendered_it():
+    """lm-eval may keep its requests from one run to the next, and then renders nothing."""
+    target = tiny_target()
+    begin = target.tokenizer.convert_tokens_to_ids(USER)
+    target.tokenizer.bos_token = USER
+    target.tokenizer._tokenizer.post_processor = TemplateProcessing(f"{USER} $A", special_tokens=[(USER, begin)])
+    messages = [{"role": "user", "content": "x"}]
+    assert target.encode("x")[0] == begin
+    text = DraftedLM(target).apply_chat_template(messages)
+    kept = DraftedLM(target)
+    kept.generate_until([request(text, until=[], max_gen_toks=2), request("x", until=[], max_gen_toks=2)])
+    assert [response.prompt_ids for response in kept.responses] == [
+        tuple(target.render(messages)),
+        tuple(target.encode("x")),
+    ]
 
 
 def test_likelihoods_and_begun_answers_are_refused():
