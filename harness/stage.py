@@ -1,10 +1,9 @@
 """Which code makes which result: a digest of the source that a stage can reach.
 
-It knows Python's syntax and the names of the stages; it imports none of them.  The digest comes from the
-source itself, so no list of files can go stale: from the stage's module on, every top-level definition that
-is named, directly or through others, is followed across `harness` and `methods`.  Comments, docstrings,
-layout and definitions that the stage never names do not count.  Names looked up at run time, as with
-``getattr(module, name)``, cannot be seen.
+It knows Python's syntax and the names of the stages; it imports none of them.  The digest comes from the source itself,
+so no list of files can go stale: from the stage's module on, every top-level definition that is named, directly or
+through others, is followed across `harness` and `methods`.  Comments, docstrings, layout and definitions that the stage
+never names do not count.  Names looked up at run time, as with ``getattr(module, name)``, cannot be seen.
 
 Three decisions are made here on purpose:
 
@@ -63,19 +62,15 @@ STAGES: dict[str, tuple[tuple[str, ...], frozenset[str]]] = {
     "decode": (("harness.run_suite",), SURROUNDINGS),
     "timing": (("harness.timing",), SURROUNDINGS),
     "throughput": (("harness.throughput",), SURROUNDINGS),
-    "cells": (("harness.report.cells",), SURROUNDINGS),
-    "table1": (("harness.report.table1",), SURROUNDINGS),
-    "latency": (("harness.report.latency",), SURROUNDINGS),
-    "table2": (("harness.report.table2",), SURROUNDINGS),
-    "table3": (("harness.report.table3",), SURROUNDINGS),
-    "positions": (("harness.report.positions",), SURROUNDINGS),
-    "reproduction": (("harness.report.reproduction",), SURROUNDINGS),
-    "figures": (("harness.report.figures",), SURROUNDINGS),
+    **{
+        name: ((f"harness.report.{name}",), SURROUNDINGS)
+        for name in ("cells", "table1", "table2", "table3", "latency", "positions", "reproduction", "figures")
+    },
 }
 
 #: Tables whose keys are names of components; RECIPES is told apart by the names of the recipes themselves.
 COMPONENT_TABLES = frozenset({"FUSIONS", "BACKBONES", "HEADS", "RELAYS", "OBJECTIVES"})
-#: Tables whose keys are sources of prompts, or files of one ("gsm8k/test").
+#: Those whose keys are sources of prompts, or files of one ("gsm8k/test").
 SOURCE_TABLES = frozenset({"SOURCES", "TRAINING"})
 EVERY_SOURCE = "*"
 
