@@ -140,6 +140,21 @@ def test_a_comparison_whose_process_is_killed_is_wrong_and_the_next_one_works():
         ours.close()
 
 
+def test_a_process_that_dies_with_a_question_on_its_way_raises_nothing(monkeypatch):
+    """The question then stays in the pipe's buffer, and closing the pipe tries to write it once more."""
+    ours = Algebra()
+    try:
+        assert ours.compare("2", "$2$") == "equal"
+        dead, ready = ours._worker, ours._ready
+        dead.process.kill()
+        dead.process.wait()
+        found = iter([dead])
+        monkeypatch.setattr(ours, "_ready", lambda: next(found, None) or ready())
+        assert ours.compare("2", "$2$") == "equal" and ours._worker is not dead
+    finally:
+        ours.close()
+
+
 def test_a_grader_that_does_not_start_says_so(monkeypatch, tmp_path):
     broken = tmp_path / "child.py"
     broken.write_text("raise SystemExit(3)\n")

@@ -8,6 +8,7 @@ comparison that takes too long. Knows no suites. Nothing here raises for any tex
 from __future__ import annotations
 
 import atexit
+import contextlib
 import inspect
 import json
 import os
@@ -95,7 +96,8 @@ class _Worker:
     def end(self) -> None:
         self.process.kill()
         self.process.wait()
-        self.process.stdin.close()
+        with contextlib.suppress(OSError):  # closing writes what a dead process has not read
+            self.process.stdin.close()
         self.process.stdout.close()
 
 
