@@ -126,6 +126,12 @@ def test_no_grader_raises(text):
         assert grade(Task("t", "s", ("q",), reference), text).verdict in ("wrong", "no_answer")
 
 
+@pytest.mark.parametrize(("form", "text"), [("answer", "answer = {}"), ("boxed", "\\boxed{{{}}}")])
+def test_an_answer_of_too_many_digits_to_read_is_wrong(form, text):
+    task = Task("t", "pocket_word", ("q",), {"kind": "answer", "form": form, "answer": "12"})
+    assert grade(task, text.format("9" * 5000)).verdict == "wrong" and grade(task, text.format("12")).verdict == "right"
+
+
 def test_a_comparison_whose_process_is_killed_is_wrong_and_the_next_one_works():
     ours = Algebra()
     try:

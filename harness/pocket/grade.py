@@ -23,6 +23,7 @@ Grade = Literal["right", "wrong", "no_answer"]
 
 CPU_SECONDS = 5.0
 MEMORY_MB = 512
+LONGEST = 60
 FORMS = {"answer": re.compile(r"answer\s*=\s*(-?\d+)"), "boxed": re.compile(r"\\boxed\{\s*(-?\d+)\s*\}")}
 
 
@@ -58,5 +59,6 @@ def grade(reference: dict, response: str) -> Grade:
     if found is None:
         return "no_answer"
     if reference["kind"] == "answer":
-        return "right" if int(found) == int(reference["answer"]) else "wrong"
+        # longer digit strings are no answers, and Python refuses to read them from 4,300 on
+        return "right" if len(found) <= LONGEST and int(found) == int(reference["answer"]) else "wrong"
     return "right" if run_code(found, reference["tests"]) else "wrong"
