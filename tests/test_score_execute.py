@@ -88,6 +88,7 @@ def test_the_program_cannot_see_the_environment():
         ("so \\boxed{\\frac{1}{2}}", "\\dfrac12", "right"),
         ("\\boxed{x + 1}", "1+x", "right"),
         ("\\boxed{(1, 2)}", "(1,2)", "right"),
+        ("\\boxed{1\\,000\\,000}", "1000000", "right"),
         ("\\boxed{\\text{east}}", "\\text{east}", "right"),
         ("\\boxed{3} or rather \\boxed{4}", "3", "wrong"),
         ("The answer is $\\frac{1}{2}$.", "0.5", "right"),

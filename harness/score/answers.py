@@ -26,6 +26,8 @@ _HEADING = re.compile(
 _WORDS = re.compile(r"\\(?:text|textbf|textrm|mathrm|mathbf|mbox)\s*\{([^{}]*)\}(\^\{?\d\}?)?")
 #: A separator of thousands in LaTeX: a comma, braced or drawn closer, or a narrow space.
 _THOUSANDS = re.compile(r"(?<=\d)(?:\{,\}|,\\!|\\[, ])(?=\d{3}(?!\d))")
+#: The last of these, which math-verify takes for a product of what stands beside it.
+_NARROW_SPACE = re.compile(r"(?<=\d)\\,(?=\d{3}(?!\d))")
 _LETTER = re.compile(r"[A-Za-z]")
 _PLAIN = re.compile(r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)")
 _FRACTION = re.compile(r"([-+]?)\\[dt]?frac\{(\d+)\}\{(\d+)\}|([-+]?\d+)\s*/\s*(\d+)")
@@ -76,18 +78,18 @@ def as_number(text: str) -> Fraction | None:
     """
     bare = _WORDS.sub(" ", text)
     cleaned = _THOUSANDS.sub("", bare if re.search(r"\d", bare) else _WORDS.sub(r" \1\2 ", text))
-    cleaned = re.sub(r"\\[,;! ]|\\left|\\right|\^\{?\\circ\}?", " ", cleaned)
+    cleaned = re.sub(r"\\[,;! ()]|\\left|\\right|\\q?quad|\^\{?\\circ\}?", " ", cleaned)
     cleaned = cleaned.replace("\\$", "").replace("$", "").replace("\\%", "").replace("%", "").replace("−", "-")
     cleaned = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", cleaned).strip().rstrip(".").strip()
     if len(cleaned) > LONGEST_NUMBER:
         return None
+    # a sign that stands apart is still a sign: - 7 is not 7
+    cleaned = re.sub(r"^([-+])\s+", r"\1", cleaned.rsplit("=", 1)[-1].strip())
     fraction = _FRACTION.fullmatch(cleaned)
     if fraction:
         sign, top, bottom, plain_top, plain_bottom = fraction.groups()
         above, below = (int(sign + top), int(bottom)) if top else (int(plain_top), int(plain_bottom))
         return Fraction(above, below) if below else None
-    if "=" in cleaned:
-        cleaned = cleaned.rsplit("=", 1)[1].strip()
     if "\\" in cleaned:  # LaTeX that is left is an expression, or damaged; not a number either way
         return None
     numbers = _PLAIN.findall(cleaned)
@@ -110,7 +112,7 @@ def latex_verdict(text: str, gold: str) -> Literal["right", "wrong", "no_answer"
     last = max(boxed(text), default=(0, None))[1]
     if last is not None and (not last.strip() or len(last) > LONGEST_LATEX):
         return "wrong" if last.strip() else "no_answer"
-    found = ALGEBRA.compare(gold, text if last is None else f"\\boxed{{{last}}}")
+    found = ALGEBRA.compare(gold, text if last is None else f"\\boxed{{{_NARROW_SPACE.sub('', last)}}}")
     if found == "nothing" and last is None:
         return "no_answer"
     return "right" if found == "equal" else "wrong"
