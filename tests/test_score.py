@@ -16,7 +16,7 @@ from harness.score.code import program_of
 from harness.score.grade import GraderError, Limits, grade, self_test
 
 PROMPT = 'import math\n\nHELP = 1\n\ndef f(x):\n    """Add one."""\n'
-STOPS = ("\ndef ", "\nprint(")
+STOPS = ("\ndef ", "\nprint(", "\n```")
 
 
 def number_task(answer="42"):
@@ -143,6 +143,10 @@ def test_numbers_are_exact():
         "def f(x):\n    return x + 1\nThis adds one.",
         "```python\n    return x + 1\n```",
         "```python\ndef f(x):\n    return x + 1",  # the fence is not closed
+        '```python\ndef f(x):\n    """\n    ```\n    f(1)\n    ```\n    """\n    return x + 1\n```',
+        "```python\ndef f(x):\n    return x + 1\n```\nAgain:\n```python\ndef f(x):\n    return (x",  # cut by the budget
+        "```python\ndef f(x):\n    return x + 1\n```\nIts signature:\n```python\ndef f(x):\n```",
+        "    return x + HELP\n```\n",  # closes a fence that the question opened
         "```python\nfrom __future__ import annotations\n\ndef f(x: Any) -> int:\n    return x + 1\n```",
         "1. So:\n\n   ```python\n   def f(x):\n       return x + 1\n   ```\n2. Done.",
         "    ```\n    y = x\n    return y + 1\n    ```",

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import re
 import warnings
+from collections.abc import Iterator
 
 from harness.stops import trim
 
-_FENCE = re.compile(
-    r"(?:^(?P<margin>[ \t]+))?```[ \t]*[A-Za-z0-9_+-]*[ \t]*\n(?P<code>.*?)(?:\n[ \t]*```|\Z)", re.DOTALL | re.MULTILINE
-)
+_OPENED = re.compile(r"(?:^(?P<margin>[ \t]+))?```[ \t]*[A-Za-z0-9_+-]*[ \t]*\n", re.MULTILINE)
 _FUTURE = re.compile(r"^from __future__ import [\w, ]+$", re.MULTILINE)
 #: Lines that code may begin with at the left margin; prose may too, which the compiler then finds out.
 _START = re.compile(r"^(?:import|from|def|async|class|@)", re.MULTILINE)
@@ -43,16 +42,17 @@ def program_of(text: str, prompt: str, entry_point: str, stop_strings: tuple[str
     """
     defines = re.compile(rf"^(?:async\s+)?def\s+{re.escape(entry_point)}\s*\(", re.MULTILINE)
     text = text.replace("\r\n", "\n")
-    blocks = [_block(found) for found in _FENCE.finditer(text)]
-    for block in reversed(blocks):  # models correct themselves: the last whole function counts
-        if defines.search(block):
-            return _context(prompt, defines) + block
+    blocks = list(_fenced(text))
+    # models correct themselves: the last whole function counts, and not one that is only begun or quoted
+    given = [_context(prompt, defines) + block for block in reversed(blocks) if defines.search(block)]
+    if given:
+        return next((program for program in given if compiles(future_first(program))), given[0])
     bare = text if prompt else trim(text, stop_strings)  # a body that continues its prompt is cut later
     if defines.search(bare) and not (blocks and prompt):
         return _context(prompt, defines) + _unfenced(bare, defines)
     if prompt:
         return _completion(blocks[-1] if blocks else text, prompt, stop_strings)
-    code = next((block for block in reversed(blocks) if block.strip()), None)
+    code = blocks[-1] if blocks else None
     return bare if code is None and _FUNCTION.search(bare) else code
 
 
@@ -63,11 +63,21 @@ def future_first(program: str) -> str:
     return "\n".join([*moved, _FUTURE.sub("", program)]) if moved else program
 
 
-def _block(fence: re.Match[str]) -> str:
-    """The code between two fences, without the margin of a fence that stands in a list; a body keeps its own."""
-    code, width = fence["code"], len(fence["margin"] or "")
-    bare = re.sub(rf"^[ \t]{{0,{width}}}", "", code, flags=re.MULTILINE)
-    return bare if _START.search(bare) else code
+def _fenced(text: str) -> Iterator[str]:
+    """The code between fences, blocks without any left out, and without the margin of a fence that stands in a list;
+    a body keeps its own.
+
+    As in Markdown, a fence more than three columns further in than the first is part of the code, as in a docstring.
+    """
+    at = 0
+    while opened := _OPENED.search(text, at):
+        width = len(opened["margin"] or "")
+        closed = re.compile(rf"^[ \t]{{0,{width + 3}}}```", re.MULTILINE).search(text, opened.end())
+        end, at = (closed.start(), closed.end()) if closed else (len(text), len(text))
+        code = text[opened.end() : end].removesuffix("\n")
+        bare = re.sub(rf"^[ \t]{{0,{width}}}", "", code, flags=re.MULTILINE)
+        if code.strip():
+            yield bare if _START.search(bare) else code
 
 
 def _unfenced(text: str, defines: re.Pattern[str]) -> str:
