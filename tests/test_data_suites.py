@@ -102,6 +102,16 @@ def test_mbpp_trains_on_neither_test_rows_nor_their_doubles(folder, source):
         refuse_overlap([copied], evaluated)
 
 
+@pytest.mark.parametrize("source", ["gsm8k", "math500", "humaneval", "mbpp", "mt_bench"])
+def test_an_evaluation_prompt_is_refused_in_every_wording_and_turn(folder, source):
+    task = suite_prompts(source, suite(source, 3), folder)[0]
+    for text in (task.reference.get("question", task.turns[0]), task.turns[0], task.plain[0]):
+        for turns in ((text,), ("Hello.", text)):
+            with pytest.raises(DataError, match=f"^1 training prompts are .*mine = {task.id}"):
+                refuse_overlap([Task("mine", "prompts", turns)], [task])
+    refuse_overlap([Task("mine", "prompts", ("Hello.",))], [task])
+
+
 @pytest.mark.parametrize(
     ("tests", "imports", "name"),
     [

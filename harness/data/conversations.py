@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from harness.data import dialogue
 from harness.data.files import DataError, is_unicode
-from harness.data.suites import essence, question_of
+from harness.data.suites import essence, wordings
 from harness.data.tasks import Task
 from harness.prompt_sections import DatasetConfig
 from harness.settings import project_path
@@ -60,7 +60,7 @@ def gather(
     rows = read(dataset)
     order = list(range(len(rows)))
     Random(f"{name}/{seed}").shuffle(order)
-    asked = {essence(question_of(task)) for task in evaluation}
+    asked = {words for task in evaluation for words in wordings(task)}
     tasks: list[Task] = []
     counts: Counter[str] = Counter()
     begun: set[str] = set()

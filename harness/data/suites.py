@@ -125,16 +125,22 @@ def training_tasks(
 
 
 def refuse_overlap(training: Iterable[Task], evaluation: Sequence[Task]) -> None:
-    """Raise DataError if a training prompt asks in any turn what an evaluation prompt asks first, case and punctuation
-    aside."""
-    asked = {essence(question_of(task)): task.id for task in evaluation}
-    said = [(task.id, essence(turn)) for task in training for turn in (question_of(task), *task.turns[1:])]
-    both = [(name, asked[key]) for name, key in said if key in asked]
+    """Raise DataError if a training prompt asks in any turn what an evaluation prompt asks first, in one of its
+    wordings, case and punctuation aside."""
+    asked = {key: task.id for task in evaluation for key in wordings(task)}
+    said = [(task.id, key) for task in training for key in {essence(t) for t in (question_of(task), *task.turns)}]
+    both = {name: asked[key] for name, key in said if key in asked}
     if both:
-        shown = ", ".join(f"{a} = {b}" for a, b in both[:5])
+        shown = ", ".join(f"{a} = {b}" for a, b in list(both.items())[:5])
         raise DataError(
             f"{len(both)} training prompts are evaluation prompts ({shown}); take them out of the training set"
         )
+
+
+def wordings(task: Task) -> set[str]:
+    """What an evaluation prompt may read like in a training set: the question alone, as a chat message with the words
+    around it, or as plain text."""
+    return {essence(text) for text in (question_of(task), task.turns[0], *task.plain[:1])}
 
 
 def question_of(task: Task) -> str:
