@@ -126,9 +126,10 @@ class DraftedLM(LM):
             temperature = 0.0
         elif wanted.get("do_sample") and not temperature:
             temperature = 1.0
+        budget = wanted.get("max_gen_toks")
         return _Asked(
             until=(until,) if isinstance(until, str) else tuple(until),
-            budget=int(wanted.get("max_gen_toks") or self.max_new_tokens),
+            budget=self.max_new_tokens if budget is None else int(budget),
             temperature=temperature,
         )
 

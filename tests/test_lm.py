@@ -102,6 +102,11 @@ def test_the_same_prompt_may_be_asked_twice():
     assert first == second and len(lm.responses) == 2
 
 
+def test_a_budget_of_nothing_is_no_word_for_the_usual_one():
+    with pytest.raises(ValueError, match="max_new_tokens is 0"):
+        DraftedLM(tiny_target()).generate_until([request("p", max_gen_toks=0)])
+
+
 @pytest.mark.parametrize(
     ("kwargs", "words"), [({"top_p": 0.5}, "top_p"), ({"num_beams": 4}, "num_beams"), ({"stop": ["x"]}, "stop")]
 )
