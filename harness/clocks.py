@@ -1,8 +1,8 @@
 """Clocks for the phases of a decoding round: what a round takes whole, and what each part of it takes by itself.
 
-They know when a phase begins and ends; they do not know what is done in it.  `harness.decode.Decoder` offers phases,
-`methods.runner.BlockDraftRunner` further ones inside them.  While an inner phase runs, the outer one stands still, so
-every part is timed by its own two ends, none as what is left of another.
+They know when a phase begins and ends, and whose turn it is; they do not know what is done in it.
+`harness.decode.Decoder` offers phases, `methods.runner.BlockDraftRunner` further ones inside them.  While an inner
+phase runs, the outer one stands still, so every part is timed by its own two ends, none as what is left of another.
 
 On a GPU the ends are events on its stream, read when a response is over: a phase there is the time from one to the
 other on the device, waiting for the host included, and nothing waits for the sake of being timed.
@@ -11,13 +11,25 @@ other on the device, waiting for the host included, and nothing waits for the sa
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from harness.decode import Clock
+
+
+def wait(device: torch.device) -> None:
+    """Until the device has done all it was asked."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def turns(names: Sequence[str], index: int) -> list[str]:
+    """All names, another one first at each index, so that none is always the one that follows a warm cache."""
+    shift = index % len(names)
+    return [*names[shift:], *names[:shift]]
 
 
 class PhaseClock(Clock):

@@ -18,30 +18,29 @@ count nowhere else. Of a dialogue only the first turn is asked.
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
 
-import torch
 from tqdm import tqdm
 
 from harness import stage
 from harness.arms import DrafterFactory, decode_settings, load_arms
-from harness.config import Config, load_config, project_path
+from harness.clocks import turns, wait
+from harness.config import Config, project_path
 from harness.data import build_prompts, shared_prefix, suite_prompts
 from harness.decode import Clock, Decoder, DecodeSettings, Prompt
 from harness.provenance import checkpoint_digest, provenance_short
 from harness.records import read_records, write_records
 from harness.report.inputs import PLAIN
 from harness.target import Target
-from harness.timing import synchroniser
+from harness.timing import command
 from harness.train.state import digest
-from methods.heads import DraftError
 
 Arms = Mapping[str, DrafterFactory | None]
 Outputs = dict[str, list[int]]  # ids by prompt
@@ -109,14 +108,12 @@ def measure(
 
     Methods take turns within each repeat of a load, another one first each time.
     """
-    sync = synchroniser(target)
+    sync = partial(wait, target.device)
     for load in work:
         found = arms[load.max_proposals]
-        names = list(found)
         for repeat in range(repeats):
-            shift = repeat % len(names)
             rows, outputs = [], {}
-            for name in names[shift:] + names[:shift]:
+            for name in turns(list(found), repeat):
                 if repeat == 0:
                     row, _ = _pass(target, found[name], _warmups(load), sync)
                     yield {"kind": "first", "method": name, **load.fields, **row}
@@ -169,7 +166,7 @@ def run(config: Config, name: str, drafters: Path) -> list[dict[str, Any]]:
     caps = dict.fromkeys(load.max_proposals for load in work)
     arms = {cap: load_arms(config, target, config.methods, drafters, config.seeds[0], cap) for cap in caps}
     machine = provenance_short(dtype=config.targets[name].dtype)
-    whole = config.model_dump(mode="json", include={"suites", "methods", "decode", "concurrency", "seeds"})
+    whole = config.model_dump(mode="json", include={"suites", "methods", "variants", "decode", "concurrency", "seeds"})
     weights = dict.fromkeys(config.entrant(method).weights for method in config.methods)
     folders = [drafters / f"{method}-seed{config.seeds[0]}" for method in weights]
     files = [checkpoint_digest(folder) for folder in folders if folder.is_dir()]
@@ -194,23 +191,7 @@ def run(config: Config, name: str, drafters: Path) -> list[dict[str, Any]]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m harness.throughput", description="Throughput by concurrency.")
-    parser.add_argument("--config", default="pocket", help="a profile or a YAML file")
-    parser.add_argument("--target", required=True, help="a name under targets:")
-    parser.add_argument("--drafters", type=Path, help="default: <output_dir>/drafters/<target>")
-    parser.add_argument("--out", type=Path, required=True, help="rows to write (.jsonl)")
-    parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 leaves torch's choice")
-    arguments = parser.parse_args(argv)
-    if arguments.threads:
-        torch.set_num_threads(arguments.threads)
-    try:
-        config = load_config(arguments.config)
-        drafters = arguments.drafters or project_path(config.output_dir) / "drafters" / arguments.target
-        rows = run(config, arguments.target, drafters)
-    except (ValueError, OSError, DraftError) as error:
-        parser.exit(2, f"{error}\n")
-    write_records(arguments.out, rows)
-    print(f"{arguments.out}: {len(rows)} rows")
+    command(argv, "throughput", "Throughput of all methods of a target by concurrency.", run)
 
 
 if __name__ == "__main__":

@@ -23,12 +23,11 @@ of a dialogue is timed.
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -37,11 +36,12 @@ import torch
 from tqdm import tqdm
 
 from harness.arms import DrafterFactory, decode_settings, load_arms
-from harness.clocks import PhaseClock, RoundsClock
+from harness.clocks import PhaseClock, RoundsClock, turns, wait
 from harness.config import Config, load_config, project_path
 from harness.data import build_prompts, shared_prefix, suite_prompts
 from harness.decode import Clock, Decoder, DecodeSettings, Prompt, Response
 from harness.provenance import provenance_short
+from harness.records import write_records
 from harness.report.inputs import GENERATE
 from harness.target import Target
 from methods.contract import Drafter
@@ -99,7 +99,7 @@ def measure(
     with_generate: bool = False,
 ) -> Iterator[dict[str, Any]]:
     """All rows: interleaved repeats first, then the instrumented pass. `warmup` below 1 counts as 1."""
-    sync = synchroniser(target)
+    sync = partial(wait, target.device)
     seen: set[tuple[str, float]] = set()
     for repeat in range(repeats):
         for load in loads:
@@ -126,9 +126,8 @@ def _interleaved(
         runs[GENERATE] = _generated(target, load, prompts)
     names = list(runs)
     for index, prompt in enumerate(prompts):
-        shift = (index + repeat) % len(names)
         rows, outputs = [], {}
-        for method in names[shift:] + names[:shift]:
+        for method in turns(names, index + repeat):
             with _stock_attention(target) if method == GENERATE else nullcontext():
                 sync()
                 start = time.perf_counter()
@@ -230,13 +229,6 @@ def _generated(target: Target, load: Workload, prompts: Sequence[Prompt]) -> Ite
         yield Response(prompt.id, prompt.turn, prompt.ids, new, [0] * len(steps), steps, "budget")
 
 
-def synchroniser(target: Target) -> Callable[[], None]:
-    """Waits until the target's device has done all it was asked."""
-    if target.device.type == "cuda":
-        return lambda: torch.cuda.synchronize(target.device)
-    return lambda: None
-
-
 def run(config: Config, name: str, drafters: Path) -> list[dict[str, Any]]:
     """Load a target and all its methods, and measure them. Bad input raises before anything is timed."""
     target = Target.load(config.target(name), name)
@@ -256,8 +248,11 @@ def run(config: Config, name: str, drafters: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m harness.timing", description="Time all methods of a target.")
+def command(
+    argv: Sequence[str] | None, name: str, says: str, measured: Callable[[Config, str, Path], list[dict[str, Any]]]
+) -> None:
+    """The command of a stage that measures all methods of a target and writes rows: `python -m harness.<name>`."""
+    parser = argparse.ArgumentParser(prog=f"python -m harness.{name}", description=says)
     parser.add_argument("--config", default="pocket", help="a profile or a YAML file")
     parser.add_argument("--target", required=True, help="a name under targets:")
     parser.add_argument("--drafters", type=Path, help="default: <output_dir>/drafters/<target>")
@@ -269,14 +264,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         config = load_config(arguments.config)
         drafters = arguments.drafters or project_path(config.output_dir) / "drafters" / arguments.target
-        rows = run(config, arguments.target, drafters)
+        rows = measured(config, arguments.target, drafters)
     except (ValueError, OSError, DraftError) as error:
         parser.exit(2, f"{error}\n")
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    temporary = arguments.out.with_name(f".{arguments.out.name}.{os.getpid()}.tmp")
-    temporary.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    temporary.replace(arguments.out)
+    write_records(arguments.out, rows)
     print(f"{arguments.out}: {len(rows)} rows")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    command(argv, "timing", "Time all methods of a target.", run)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
+from harness.clocks import turns, wait
+
 Call = Callable[[], object]
 #: A block of calls lasts about this long, so that neither the clock's grain nor one interruption counts.
 BLOCK_SECONDS = 0.02
@@ -36,8 +38,7 @@ class Timing:
 def in_turn(names: Sequence[str], repeats: int) -> Iterator[str]:
     """All names `repeats` times, another one first each time, so that a machine that slows down slows all of them."""
     for repeat in range(repeats):
-        shift = repeat % len(names)
-        yield from (*names[shift:], *names[:shift])
+        yield from turns(names, repeat)
 
 
 def compare(calls: Mapping[str, Call], device: torch.device, repeats: int = 7) -> dict[str, Timing]:
@@ -64,12 +65,6 @@ def block(call: Call, count: int, device: torch.device) -> float:
         call()
     wait(device)
     return time.perf_counter() - start
-
-
-def wait(device: torch.device) -> None:
-    """Until the device has done all it was asked."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def graphed(call: Call, device: torch.device) -> Call:

@@ -20,6 +20,7 @@ from tqdm import tqdm
 
 from harness.bench.clock import Call, compare, graphed
 from harness.bench.table import csv_text, machine
+from harness.model_source import DTYPES
 from harness.train.state import write_bytes
 from methods.contract import BlockLayout
 from methods.kernels import relay_film, relay_gather
@@ -30,7 +31,8 @@ EPS = 1e-6
 #: Hidden sizes of Qwen3-1.7B, 4B and 8B.
 WIDTHS = (2048, 2560, 4096)
 BATCHES = (1, 8, 32)
-DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+#: What is timed in.
+KINDS = ("bfloat16", "float32")
 #: Largest relative difference (of the largest value) from the float32 reference that rounding explains.
 TOLERANCE = {torch.bfloat16: 2e-2, torch.float32: 1e-4}
 COLUMNS = ("operation", "implementation", "pass", "width", "batch", "dtype", "us", "fastest", "slowest", "over_fused")
@@ -168,7 +170,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--widths", type=int, nargs="+", default=list(WIDTHS))
     parser.add_argument("--batches", type=int, nargs="+", default=list(BATCHES))
-    parser.add_argument("--dtypes", choices=DTYPES, nargs="+", default=list(DTYPES))
+    parser.add_argument("--dtypes", choices=KINDS, nargs="+", default=list(KINDS))
     parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out (it wants a C++ compiler)")
     parser.add_argument("--out", type=Path, help="CSV file; default: standard output")
     arguments = parser.parse_args(argv)

@@ -45,7 +45,7 @@ from harness.bench.scripted import LEAD, ScriptedDecoder, block_ms, positions_ne
 from harness.bench.table import csv_text, machine, plain_text
 from harness.budget import copy_speed
 from harness.clocks import PhaseClock
-from harness.model_source import find_device
+from harness.model_source import DTYPES, find_device
 from harness.sections import distinct
 from harness.shapes import Shape
 from harness.target import Target
@@ -55,7 +55,8 @@ from methods.drafter import BlockDrafter
 from methods.recipes import recipe
 from methods.runner import BlockDraftRunner
 
-DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+#: What is timed in.
+KINDS = ("bfloat16", "float32")
 METHODS = ("ar", "dflash", "dflow", "domino", "dflow_domino")
 SLICES = ("draft", "head", "relay", "verify", "accept", "commit", "observe")
 #: Bytes of a buffer that is copied to measure the memory's speed: many times what caches hold.
@@ -234,7 +235,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--prefix", type=int, default=512, help="tokens before each block of rounds")
     parser.add_argument("--rounds", type=int, default=20, help="timed rounds of a block")
     parser.add_argument("--blocks", type=int, default=5, help="blocks a method, with and without a clock inside")
-    parser.add_argument("--dtype", choices=DTYPES, help="default: bfloat16 on a GPU, float32 on a CPU")
+    parser.add_argument("--dtype", choices=KINDS, help="default: bfloat16 on a GPU, float32 on a CPU")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     parser.add_argument("--mlp-width", type=int, help="of the relay's gates; default: as the profile says")
     parser.add_argument("--seed", type=int, default=0, help="of the weights and of the script")

@@ -27,7 +27,7 @@ from harness.arms import decode_settings, load_arm
 from harness.checkpoint import export_drafter
 from harness.config import Config, load_config, local_source
 from harness.data import build_prompts, suite_prompts
-from harness.decode import Decoder, Response
+from harness.decode import Decoder, DecodeSettings, Prompt, Response
 from harness.provenance import checkpoint_digest, provenance, version
 from harness.target import Target
 from harness.train.state import write_json
@@ -39,19 +39,42 @@ SHORT = 20
 Found = list[tuple[dict[str, Any], Response]]
 
 
-def decode_ours(config: Config, target: Target, drafter: Path, count: int, budget: int | None = None) -> Found:
-    """Job entry and response of the first `count` prompts of every suite; budget: in place of the suite's."""
-    arm, found = load_arm(config, target, METHOD, drafter), []
+def local_target(config: Config, name: str) -> tuple[Target, Path]:
+    """The target in float32 on the CPU, and its folder.  Raises ``ValueError`` for one that is no local folder."""
+    source = config.target(name).model_copy(update={"dtype": "float32", "device": "cpu"})
+    folder = local_source(source)
+    if folder is None:
+        raise ValueError(f"target {name} is a hub id; name a local folder, which both sides can read")
+    return Target.load(source, name), folder
+
+
+def asked_of(config: Config, target: Target, count: int) -> list[tuple[Prompt, DecodeSettings]]:
+    """The first `count` prompts of every suite, and how they are decoded.
+
+    Raises ``ValueError`` for a suite that ends at strings, which the released package does not know.
+    """
+    found = []
     for suite, spec in config.suites.items():
         tasks = suite_prompts(suite, spec, config.data_root)[:count]
         settings = decode_settings(config, suite, target, tasks, 0.0, 0)
         if settings.stop_strings:
             raise ValueError(f"suite {suite} stops at strings, which the released package does not know; leave it out")
+        found += [(prompt, settings) for prompt in build_prompts(tasks, target, spec.max_new_tokens)]
+    return found
+
+
+def entry(prompt: Prompt, settings: DecodeSettings) -> dict[str, Any]:
+    """A prompt as it is handed over."""
+    limits = {"max_new_tokens": settings.max_new_tokens, "stop_ids": list(settings.stop_ids)}
+    return {"ids": list(prompt.ids), **limits}
+
+
+def decode_ours(config: Config, target: Target, drafter: Path, count: int, budget: int | None = None) -> Found:
+    """Job entry and response of the first `count` prompts of every suite; budget: in place of the suite's."""
+    arm, found = load_arm(config, target, METHOD, drafter), []
+    for prompt, settings in asked_of(config, target, count):
         settings = replace(settings, max_new_tokens=budget or settings.max_new_tokens)
-        prompts = build_prompts(tasks, target, spec.max_new_tokens)
-        common = {"max_new_tokens": settings.max_new_tokens, "stop_ids": list(target.stop_ids)}
-        for prompt, response in zip(prompts, Decoder(target, arm, settings).run(prompts), strict=True):
-            found.append(({"ids": list(prompt.ids), **common}, response))
+        found.append((entry(prompt, settings), next(Decoder(target, arm, settings).run([prompt]))))
     return found
 
 
@@ -90,17 +113,14 @@ def compare(found: Found, answers: Sequence[dict[str, Any]]) -> dict[str, int]:
 
 def check(config: Config, name: str, drafter: Path, python: Path, count: int) -> dict[str, Any]:
     """The whole comparison, as it is written down."""
-    source = config.target(name).model_copy(update={"dtype": "float32", "device": "cpu"})
-    target, folder = Target.load(source, name), local_source(source)
-    if folder is None:
-        raise ValueError(f"target {name} is a hub id; name a local folder, which both sides can read")
+    target, folder = local_target(config, name)
     whole, short = (decode_ours(config, target, drafter, count, budget) for budget in (None, SHORT))
     with tempfile.TemporaryDirectory() as exported:
         at = Path(exported)
         export_drafter(drafter, METHOD, target, at)
-        answer, cut = (decode_theirs(python, folder, at, [entry for entry, _ in found]) for found in (whole, short))
+        answer, cut = (decode_theirs(python, folder, at, [asked for asked, _ in found]) for found in (whole, short))
         shift_taps(at / "config.json")
-        control = decode_theirs(python, folder, at, [entry for entry, _ in whole])
+        control = decode_theirs(python, folder, at, [asked for asked, _ in whole])
     raw = [count + 1 for _, response in whole for count in response.accepted]
     made_by = provenance()
     commit = {name: made_by[name] for name in ("git_sha", "dirty")}
@@ -138,14 +158,20 @@ def passed(facts: dict[str, Any]) -> bool:
     return equal and facts["control_taps_off_by_one"]["equal_steps"] < whole["steps"]
 
 
-def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.cross.zlab_parity", description=__doc__.split("\n")[0])
+def options(name: str, says: str) -> argparse.ArgumentParser:
+    """What every comparison with the released package is told."""
+    parser = argparse.ArgumentParser(prog=f"python -m tests.cross.{name}", description=says)
     parser.add_argument("--config", default="pocket", help="a profile or a YAML file")
     parser.add_argument("--target", default="pocket", help="a name under targets:, a local folder")
     parser.add_argument("--drafter", required=True, type=Path, help="checkpoint folder of a dflash drafter")
     parser.add_argument("--python", required=True, type=Path, help="of the environment with dflash[local]==0.1.0")
     parser.add_argument("--prompts", type=int, default=4, help="of each suite")
     parser.add_argument("--out", type=Path, help="also write the outcome here")
+    return parser
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = options("zlab_parity", __doc__.split("\n")[0])
     arguments = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     try:

@@ -13,7 +13,6 @@ of two speeds of the same repeat, the figure its median.  Required, or the exit 
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import tempfile
@@ -26,16 +25,16 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from harness.arms import decode_settings, load_arm
+from harness.arms import load_arm
 from harness.checkpoint import export_drafter
-from harness.config import Config, load_config, local_source
-from harness.data import build_prompts, suite_prompts
+from harness.clocks import turns
+from harness.config import Config, load_config
 from harness.decode import Decoder, DecodeSettings, Prompt
 from harness.provenance import checkpoint_digest, provenance_short
 from harness.target import Target
 from harness.train.state import write_json
+from tests.cross.zlab_parity import METHOD, asked_of, entry, local_target, options
 
-METHOD = "dflash"
 THEIRS = Path(__file__).with_name("zlab_serve.py")
 #: Which loop, and whether it drafts.
 ARMS = ("ours", "theirs", "ours, plain", "theirs, plain")
@@ -57,8 +56,7 @@ def arms(target: Target, drafter: Path, config: Config, server: subprocess.Popen
 
     def theirs(block_size: int | None) -> Ask:
         def ask(prompt: Prompt, settings: DecodeSettings) -> Answer:
-            asked = {"ids": list(prompt.ids), "max_new_tokens": settings.max_new_tokens, "block_size": block_size}
-            server.stdin.write(json.dumps(asked | {"stop_ids": list(settings.stop_ids)}) + "\n")
+            server.stdin.write(json.dumps(entry(prompt, settings) | {"block_size": block_size}) + "\n")
             server.stdin.flush()
             answer = json.loads(server.stdout.readline())
             return answer["seconds"], answer["output_ids"]
@@ -66,21 +64,6 @@ def arms(target: Target, drafter: Path, config: Config, server: subprocess.Popen
         return ask
 
     return dict(zip(ARMS, (ours(factory), theirs(None), ours(None), theirs(1)), strict=True))
-
-
-def work(config: Config, target: Target, count: int) -> list[tuple[Prompt, DecodeSettings]]:
-    """`count` prompts of every suite with how they are decoded.
-
-    Raises ``ValueError`` for a suite that ends at strings, which the released package does not know.
-    """
-    found = []
-    for suite, spec in config.suites.items():
-        tasks = suite_prompts(suite, spec, config.data_root)[:count]
-        settings = decode_settings(config, suite, target, tasks, 0.0, 0)
-        if settings.stop_strings:
-            raise ValueError(f"suite {suite} stops at strings, which the released package does not know; leave it out")
-        found += [(prompt, settings) for prompt in build_prompts(tasks, target, spec.max_new_tokens)]
-    return found
 
 
 def measure(asks: Mapping[str, Ask], asked: Sequence[tuple[Prompt, DecodeSettings]], repeats: int) -> dict[str, Any]:
@@ -92,8 +75,8 @@ def measure(asks: Mapping[str, Ask], asked: Sequence[tuple[Prompt, DecodeSetting
             ask(prompt, settings)
     for repeat in range(repeats):
         for index, (prompt, settings) in enumerate(tqdm(asked, desc=f"repeat {repeat + 1}", mininterval=2)):
-            shift, outputs = (index + repeat) % len(names), {}
-            for name in names[shift:] + names[:shift]:
+            outputs = {}
+            for name in turns(names, index + repeat):
                 seconds, outputs[name] = asks[name](prompt, settings)
                 totals[name][repeat][0] += seconds
                 totals[name][repeat][1] += len(outputs[name])
@@ -114,11 +97,8 @@ def check(
 ) -> dict[str, Any]:
     """The whole comparison, as it is written down."""
     torch.set_num_threads(threads)
-    source = config.target(name).model_copy(update={"dtype": "float32", "device": "cpu"})
-    target, folder = Target.load(source, name), local_source(source)
-    if folder is None:
-        raise ValueError(f"target {name} is a hub id; name a local folder, which both sides can read")
-    asked = work(config, target, count)
+    target, folder = local_target(config, name)
+    asked = asked_of(config, target, count)
     with tempfile.TemporaryDirectory() as exported:
         export_drafter(drafter, METHOD, target, Path(exported))
         command = [python, THEIRS, folder, exported, str(threads)]
@@ -145,19 +125,13 @@ def check(
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.cross.zlab_speed", description=__doc__.split("\n")[0])
-    parser.add_argument("--config", default="pocket", help="a profile or a YAML file")
-    parser.add_argument("--target", default="pocket", help="a name under targets:, a local folder")
-    parser.add_argument("--drafter", required=True, type=Path, help="checkpoint folder of a dflash drafter")
-    parser.add_argument("--python", required=True, type=Path, help="of the environment with dflash[local]==0.1.0")
-    parser.add_argument("--prompts", type=int, default=4, help="of each suite")
+    parser = options("zlab_speed", __doc__.split("\n")[0])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1, help="of each side, which takes turns with the other")
-    parser.add_argument("--out", type=Path, help="also write the outcome here")
     arguments = parser.parse_args(argv)
     try:
-        options = (arguments.python, arguments.prompts, arguments.repeats, arguments.threads)
-        facts = check(load_config(arguments.config), arguments.target, arguments.drafter, *options)
+        how = (arguments.python, arguments.prompts, arguments.repeats, arguments.threads)
+        facts = check(load_config(arguments.config), arguments.target, arguments.drafter, *how)
     except (ValueError, OSError) as error:
         parser.exit(2, f"{error}\n")
     print(json.dumps(facts, indent=1))
