@@ -143,9 +143,13 @@ class Plan:
     def tables(self) -> list[str]:
         """Tables beside Table 1, as far as there is something to put into them."""
         loaded = ["table2.csv", "table2.md", "concurrency.csv"] if self.config.concurrency.suites else []
-        ablated = ["table3.csv", "table3.md", "comparisons.csv"] if self._ablated else []
+        ablated = ["table3.csv", "table3.md", "comparisons.csv", "ablations.csv"] if self._ablated else []
         traced = ["positions.csv"] if self._traced else []
         return [f"{self.out}/{name}" for name in (*loaded, *ablated, *traced, "latency.csv", "reproduction.md")]
+
+    def measured(self) -> list[str]:
+        """What holds a row per target, entrant, temperature and suite."""
+        return [f"{self.out}/cells.csv", *([f"{self.out}/ablations.csv"] if self._ablated else [])]
 
     def figures_made(self) -> list[str]:
         return [file for name in figure_names(self.config) for file in self.figure_files(name)]

@@ -152,11 +152,11 @@ def test_new_seed_leaves_the_other_seeds_alone(tree):
     assert jobs(tree, "seeds=[0, 1]") == {**made, **dict.fromkeys(DOWNSTREAM, 1)}
 
 
-def test_new_control_leaves_everything_but_table_3_alone(tree):
+def test_new_control_leaves_all_but_table_3_and_what_reads_it_alone(tree):
     control = 'variants={mine: {label: mine, weights: dflow, relay: "off"}}'
     made = {
         "decode": TEMPERATURES,
-        **dict.fromkeys(["table3", "positions", "position_figure", "dose_figure", "all"], 1),
+        **dict.fromkeys(["table3", "reproduction", "positions", "position_figure", "dose_figure", "all"], 1),
     }
     assert jobs(tree, control, "ablations=[dflash_rounds, dflow_off, mine]") == made | {"training_figure": 1}
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from harness.report import reproduction
-from harness.report.columns import COLUMNS
+from harness.report.columns import COLUMNS, table_text
 from harness.report.inputs import read_reported, read_rows, reported_paths
 from harness.report.reproduction import AGREES, DIFFERS, NOT_RUN, OTHER_SUITES, compare, page
 
@@ -57,6 +57,27 @@ def test_an_average_is_compared_only_over_the_same_suites():
     other = [{**row, "source": "paper B"} for row in ours]  # each paper has its own suites
     found = verdicts([*more, *other])
     assert (found["paper A", "avg"], found["paper B", "avg"]) == (OTHER_SUITES, AGREES)
+
+
+def test_an_average_printed_alone_is_over_the_suites_that_its_paper_prints_elsewhere():
+    whole = [printed("gsm8k", 3.2), printed("mbpp", 2.2), printed("avg", 2.7)]
+    alone = {**printed("avg", 2.6), "source": "paper Table 3"}
+    assert verdicts([*whole, alone])["paper Table 3", "avg"] == AGREES
+    assert verdicts([*whole, printed("math500", 4.0), alone])["paper Table 3", "avg"] == OTHER_SUITES
+    assert verdicts([alone])["paper Table 3", "avg"] == OTHER_SUITES  # it prints no suite of this target
+    assert verdicts([*whole, {**alone, "source": "another Table 3"}])["another Table 3", "avg"] == OTHER_SUITES
+
+
+def test_ablations_are_found_beside_the_methods(tmp_path, capsys):
+    golden = Path(__file__).parent / "golden" / "cells.csv"
+    ours = cell("avg", 3.5, 3.6, 3.7, method="dflow_off") | {"target": "Qwen3-1.7B", "temperature": "0"}
+    (tmp_path / "ablations.csv").write_text(table_text(COLUMNS, [ours]))
+    reproduction.main(["--cells", str(golden), str(tmp_path / "ablations.csv"), "--out", str(tmp_path / "r.md")])
+    assert "1 other suites" in capsys.readouterr().out
+    (tmp_path / "none.csv").write_text(table_text(COLUMNS, []))
+    with pytest.raises(SystemExit) as ended:
+        reproduction.main(["--cells", str(tmp_path / "none.csv"), "--out", str(tmp_path / "r.md")])
+    assert ended.value.code == 2 and "no rows; decode something first" in capsys.readouterr().err
 
 
 def test_only_acceptance_lengths_with_temperature_and_suite_are_cells():

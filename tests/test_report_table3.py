@@ -13,16 +13,16 @@ import yaml
 from harness.config import load_config
 from harness.pocket.world import SUITES
 from harness.report.cells import main as cells_main
-from harness.report.columns import COMPARED, POSITIONS, read_table
+from harness.report.columns import COMPARED, POSITIONS, read_cells, read_table
 from harness.report.figures import main as figures_main
 from harness.report.figures_training import read_curves
 from harness.report.inputs import ReportError, drafter_folder, read_inputs, record_path
 from harness.report.latency import main as latency_main
 from harness.report.positions import build_positions, positions_of
 from harness.report.positions import main as positions_main
-from harness.report.table3 import decoded_pairs, describe, table_cells
+from harness.report.table3 import decoded_pairs, describe
 from harness.report.table3 import main as table_main
-from tests.test_report import SETTINGS, compare, record, timing_rows
+from tests.test_report import compare, record, timing_rows
 
 SEEDS = (0, 1)
 #: Entrant -> whose steps of tests.test_report its records have.
@@ -95,7 +95,7 @@ def test_tables_equal_the_golden_files(folder, capsys):
     run(table_main, folder)
     for name in ("table3.csv", "table3.md", "comparisons.csv"):
         compare(name, (folder / "out" / name).read_text())
-    assert "table3.md and" in capsys.readouterr().out
+    assert "comparisons.csv and" in capsys.readouterr().out
 
 
 def test_a_row_has_the_training_of_the_drafter_that_decoded(folder):
@@ -115,14 +115,16 @@ def test_a_row_has_the_training_of_the_drafter_that_decoded(folder):
     assert [row["avg"] for row in rows] == ["2.000", "2.571", "2.000", "2.000"]
     assert list(rows[0])[:4] == ["temperature", "target", "entrant", "label"]
     assert rows[0]["avg_by_seed"] == "2.000 2.000"
-    assert (folder / "comparisons.csv").is_file()  # beside --out
+    assert (folder / "comparisons.csv").is_file() and (folder / "ablations.csv").is_file()  # beside --out
 
 
 def test_cells_of_an_ablation_are_those_of_table_1(folder, config):
     run(cells_main, folder)
     ours = {cell["suite"]: cell["tau"] for cell in rows_of(folder / "out/cells.csv") if cell["method"] == "dflow"}
-    found = table_cells(read_inputs(config, entrants=config.entrants, timing=False), SETTINGS, ["off", "dflow"])
+    run(table_main, folder)
+    found = read_cells(folder / "out/ablations.csv")
     assert {cell["suite"]: cell["tau"] for cell in found if cell["method"] == "dflow"} == ours
+    assert [cell["method"] for cell in found[::3]] == ["off", "dflow", "rounds", "dflash"]  # three rows each
     assert {cell["method"] for cell in rows_of(folder / "out/cells.csv")} == {"ar", "dflash", "dflow"}
 
 

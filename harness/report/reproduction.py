@@ -1,10 +1,10 @@
 """`results/reproduction.md`: what papers print beside what was measured here, cell by cell, with a verdict.
 
 Knows which of our numbers may stand beside which of theirs.  Computes nothing but the verdict: every figure of ours
-is read from `cells.csv`, under the papers' convention (`tau_unclipped`), every figure of theirs from
-`results/reported`.
+is read from `cells.csv` and `ablations.csv`, under the papers' convention (`tau_unclipped`), every figure of theirs
+from `results/reported`.
 
-    python -m harness.report.reproduction --cells results/cells.csv --out results/reproduction.md
+    python -m harness.report.reproduction --cells results/cells.csv results/ablations.csv --out results/reproduction.md
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.config import project_path
-from harness.report.columns import Cell, read_cells
+from harness.report.columns import COLUMNS, Cell, read_table
 from harness.report.inputs import AVERAGE, REPORTED, ReportError, read_rows, reported_paths, write_text
 from harness.report.markdown import CONVENTION, number, one_seed, table
 
@@ -27,7 +27,8 @@ INTRODUCTION = f"""\
 Acceptance lengths that papers print, each with our own: `reported / ours [interval], verdict`. {CONVENTION}, and so
 do the columns here. A cell **{AGREES}** if the reported number lies in our interval, **{DIFFERS}** if it does not, with
 our difference in percent; **{NOT_RUN}** says that no such cell is among the results at hand, and **{OTHER_SUITES}**
-that an average was taken over suites that are not ours. A target is the same if its name is, whatever the case.
+that an average was taken over suites that are not ours; where a paper prints an average alone, its suites are taken to
+be those that it prints elsewhere. A target is the same if its name is, whatever the case.
 
 A verdict compares two numbers, not two methods. Training data, prompts and the number of seeds behind a printed number
 are the paper's, named as far as the paper does in `results/reported/README.md`; an interval of ours over one seed says
@@ -63,9 +64,7 @@ def compare(reported: Iterable[Mapping[str, str]], cells: Sequence[Cell]) -> lis
     """
     rows = [r for r in reported if r["metric"] == "acceptance_length" and r["temperature"] and r["suite"]]
     ours = {(c["target"].lower(), c["method"], float(c["temperature"]), c["suite"]): c for c in cells}
-    suites: dict[tuple, set[str]] = {}
-    for row in rows:
-        suites.setdefault(_line(row), set()).add(row["suite"])
+    suites = _suites(rows)
     lines = []
     for row in rows:
         key = (row["target"].lower(), row["method"], float(row["temperature"]))
@@ -78,6 +77,22 @@ def compare(reported: Iterable[Mapping[str, str]], cells: Sequence[Cell]) -> lis
             Line(row["source"], row["target"], row["method"], key[2], row["suite"], float(row["value"]), found, verdict)
         )
     return lines
+
+
+def _suites(rows: Iterable[Mapping[str, str]]) -> dict[tuple[str, ...], set[str]]:
+    """By line: the suites that it prints, the average among them; where it prints an average alone (an ablation), all
+    that its paper prints of the same target and temperature."""
+    lines: dict[tuple[str, ...], set[str]] = {}
+    papers: dict[tuple[str, ...], set[str]] = {}
+    for row in rows:
+        lines.setdefault(_line(row), set()).add(row["suite"])
+        papers.setdefault(_paper(_line(row)), set()).add(row["suite"])
+    return {line: papers[_paper(line)] if found == {AVERAGE} else found for line, found in lines.items()}
+
+
+def _paper(line: tuple[str, ...]) -> tuple[str, ...]:
+    source, target, _, temperature = line
+    return source.split()[0], target, temperature
 
 
 def _line(row: Mapping[str, str]) -> tuple[str, ...]:
@@ -124,7 +139,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--reported", type=Path, default=project_path(REPORTED), help="folder of reported numbers")
     arguments = parser.parse_args(argv)
     try:
-        cells = [cell for path in arguments.cells for cell in read_cells(path)]
+        cells = [cell for path in arguments.cells for cell in read_table(path, COLUMNS, "harness.report.cells")]
+        if not cells:
+            raise ReportError(f"{', '.join(map(str, arguments.cells))}: no rows; decode something first")
     except ReportError as error:
         parser.exit(2, f"{error}\n")
     rows = [row for path in reported_paths(arguments.reported) for row in read_rows(path)]

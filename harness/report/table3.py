@@ -1,5 +1,6 @@
-"""`results/table3.csv` and `.md`: the paper's Table 3, ablations and controls, from our records; and
-`results/comparisons.csv`, the gains that they are there for.
+"""`results/table3.csv` and `.md`: the paper's Table 3, ablations and controls, from our records;
+`results/ablations.csv`, the same entrants as `cells.csv` has the methods; and `results/comparisons.csv`, the gains that
+they are there for.
 
 Knows the entrants of the configuration, layout and wording.  Acceptance lengths are made as for Table 1
 (`harness.report.cells`), gains by `harness.report.comparisons`.  Records of all entrants are read, not only of the
@@ -73,12 +74,6 @@ def describe(config: Config, name: str) -> dict[str, str]:
     carried = recipe(entrant.recipe).relay not in (None, "none")
     relay = ("on" if entrant.relay else "off") if carried else "none"
     return {"label": entrant.label, "recipe": entrant.recipe, "weights": entrant.weights, "relay": relay}
-
-
-def table_cells(inputs: Inputs, settings: Settings, entrants: Sequence[str]) -> list[Cell]:
-    """Cells as cells.csv has them, of these entrants in this order, as text."""
-    rows = build_cells(replace(inputs, methods=tuple(entrants)), settings)
-    return list(csv.DictReader(io.StringIO(cells_text(rows))))
 
 
 def table_csv(inputs: Inputs, cells: Sequence[Cell], about: Mapping[str, Mapping[str, str]]) -> str:
@@ -263,6 +258,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--config", default="pocket", help="profile or YAML file")
     parser.add_argument("--out", type=Path, help="default: <output_dir>/table3.csv; the .md is written beside it")
     parser.add_argument("--comparisons", type=Path, help="default: comparisons.csv beside --out")
+    parser.add_argument("--cells", type=Path, help="default: ablations.csv beside --out")
     parser.add_argument("--reported", type=Path, default=project_path(REPORTED), help="folder of reported numbers")
     parser.add_argument("--allow-missing", action="store_true", help="leave out what has no records")
     arguments = parser.parse_args(argv)
@@ -272,7 +268,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             raise ReportError("neither ablations nor comparisons name anything, so Table 3 has no rows; name some")
         inputs = read_inputs(config, arguments.allow_missing, config.entrants, timing=False)
         settings = Settings(config.report.bootstrap, config.report.confidence)
-        cells = table_cells(inputs, settings, config.ablations)
+        text = cells_text(build_cells(replace(inputs, methods=tuple(config.ablations)), settings))
+        cells = list(csv.DictReader(io.StringIO(text)))
         pairs, left_out = decoded_pairs(config)
         compared, notes = compare(inputs, pairs, settings)
     except ValueError as error:
@@ -280,11 +277,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     about = {name: describe(config, name) for name in config.ablations}
     out = arguments.out or project_path(config.output_dir) / "table3.csv"
     pairs_out = arguments.comparisons or out.with_name("comparisons.csv")
+    cells_out = arguments.cells or out.with_name("ablations.csv")
     reported = read_rows(arguments.reported / PAPERS_TABLE)
     write_text(out, table_csv(inputs, cells, about))
     write_text(out.with_suffix(".md"), table_md(inputs, cells, about, compared, [*left_out, *notes], reported))
     write_text(pairs_out, table_text(COMPARED, compared))
-    print(f"{out}, {out.with_suffix('.md')} and {pairs_out}")
+    write_text(cells_out, text)
+    print(f"{out}, {out.with_suffix('.md')}, {pairs_out} and {cells_out}")
 
 
 if __name__ == "__main__":

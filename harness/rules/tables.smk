@@ -46,7 +46,7 @@ rule table1:
 rule reproduction:
     input:
         reported_files(),
-        cells=f"{OUT}/cells.csv",
+        cells=plan.measured(),
     output:
         f"{OUT}/reproduction.md",
     params:
@@ -71,6 +71,7 @@ rule table3:
         csv=f"{OUT}/table3.csv",
         md=f"{OUT}/table3.md",
         comparisons=f"{OUT}/comparisons.csv",
+        cells=f"{OUT}/ablations.csv",
     params:
         settings=plan.ablations(),
         code=plan.code("table3"),
@@ -82,7 +83,7 @@ rule table3:
         "Table 3: ablations and controls, and what each comparison gains"
     shell:
         'exec "$HARNESS_PYTHON" -m harness.launch harness.report.table3 --config "$HARNESS_CONFIG"'
-        " --out {output.csv:q} --comparisons {output.comparisons:q} > >(tee -i {log:q}) 2>&1"
+        " --out {output.csv:q} --comparisons {output.comparisons:q} --cells {output.cells:q} > >(tee -i {log:q}) 2>&1"
 
 
 rule positions:
