@@ -24,7 +24,7 @@ import copy
 import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from pathlib import Path
 
 from methods.recipes import RECIPES
@@ -104,26 +104,29 @@ def reach(
 ) -> set[tuple[str, str]]:
     """(module, normalised source) of every top-level statement that `modules` can reach."""
     found: set[tuple[str, str]] = set()
+    load = cache(partial(_load, root=root))
     for module in modules:
-        if _load(module, root) is None:
+        if load(module) is None:
             raise FileNotFoundError(f"there is no module {module} under {root}")
     todo: list[tuple[str, str | None]] = [(module, None) for module in modules]  # a name, or None for all of it
     seen: set[tuple[str, str | None]] = set()
+    imported: set[str] = set()
     while todo:
         item = todo.pop()
         if item in seen or item[0] in ignored:
             continue
         seen.add(item)
-        owner = _load(item[0], root)
+        owner = load(item[0])
         if owner is None:
             continue
+        if item[0] not in imported:  # whatever is wanted of a module, it is imported whole, and once
+            imported.add(item[0])
+            todo.extend((other, "") for other in (*owner.imports(root), *_parents(item[0])))
         for statement in owner.reached(item[1], entry=item[0] in modules):
             text, mentioned = owner.meaning(statement, wanted, root)
             found.add((item[0], text))
             todo.extend(mentioned)
         todo.extend(owner.passes_on(item[1], root))
-        todo.extend((imported, "") for imported in owner.imports(root))
-        todo.extend((package, "") for package in _parents(item[0]))
     return found
 
 
@@ -139,12 +142,12 @@ class Module:
     meanings: dict[tuple[int, frozenset[str]], tuple[str, list]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for statement in self.body:
-            bound = _bound(statement)
-            for name in bound:
+        bound = [_bound(statement) for statement in self.body]
+        for statement, names in zip(self.body, bound, strict=True):
+            for name in names:
                 self.binders.setdefault(name, []).append(statement)
-        for statement in self.body:
-            if not _bound(statement) or not isinstance(statement, _QUIET) or self._is_registered(statement):
+        for statement, names in zip(self.body, bound, strict=True):
+            if not names or not isinstance(statement, _QUIET) or self._is_registered(statement):
                 self.effects.append(statement)
 
     def _is_registered(self, statement: ast.stmt) -> bool:
@@ -196,11 +199,11 @@ class Module:
     def mentions(self, statement: ast.AST, root: Path) -> Iterator[tuple[str, str | None]]:
         """Where the names in `statement` lead: into this module, or through its imports into others."""
         modules_by_alias: dict[str, str] = {}
-        for node in ast.walk(statement):
+        nodes = list(ast.walk(statement))
+        for node in nodes:
             if isinstance(node, ast.Import | ast.ImportFrom):  # an import inside a function
                 yield from self._targets(node, None, root)
-        names = {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)}
-        for name in names:
+        for name in {node.id for node in nodes if isinstance(node, ast.Name)}:
             for binder in self.binders.get(name, []):
                 if isinstance(binder, ast.Import | ast.ImportFrom):
                     for target in self._targets(binder, name, root):
@@ -210,7 +213,8 @@ class Module:
                             yield target
                 else:
                     yield self.name, name
-        yield from _attributes(statement, modules_by_alias)
+        if modules_by_alias:
+            yield from _attributes(nodes, modules_by_alias)
 
     def _targets(
         self, node: ast.Import | ast.ImportFrom, name: str | None, root: Path
@@ -249,14 +253,14 @@ _QUIET = (
 )
 
 
-def _attributes(statement: ast.AST, aliases: dict[str, str]) -> Iterator[tuple[str, str | None]]:
+def _attributes(nodes: list[ast.AST], aliases: dict[str, str]) -> Iterator[tuple[str, str | None]]:
     """``alias.name`` leads to that name; a module used in any other way counts whole."""
     dotted = set()
-    for node in ast.walk(statement):
+    for node in nodes:
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in aliases:
             dotted.add(id(node.value))
             yield aliases[node.value.id], node.attr
-    for node in ast.walk(statement):
+    for node in nodes:
         if isinstance(node, ast.Name) and node.id in aliases and id(node) not in dotted:
             yield aliases[node.id], None
 

@@ -101,7 +101,9 @@ def test_gather_is_rms_norm_of_torch(impl, dtype):
 
 @pytest.mark.parametrize("norm", NORMS)
 def test_film_gradients_equal_finite_differences(norm):
-    assert torch.autograd.gradcheck(filming("triton", *norm), leaves(film_case(5, 3, "mixed", torch.float64)[0]))
+    """Entry by entry for the norm that is used, along random directions for the others."""
+    tensors = leaves(film_case(5, 3, "mixed", torch.float64)[0])
+    assert torch.autograd.gradcheck(filming("triton", *norm), tensors, fast_mode=norm != NORMS[0])
 
 
 def test_gather_gradients_equal_finite_differences():

@@ -6,6 +6,8 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,6 +16,7 @@ import yaml
 
 from harness.config import load_config, profile_names
 from harness.plan import Plan
+from tests.forked import ForkedSnakemake
 
 ROOT = Path(__file__).parent.parent
 RULES = ROOT / "harness" / "rules"
@@ -32,8 +35,29 @@ WHO = {
 TRAINED, DRAFTING, TEMPERATURES = 3, 4, 2
 
 
+@dataclass
+class Tree:
+    """A copy of the project, and Snakemake in it."""
+
+    root: Path
+    command: ForkedSnakemake
+
+    def __truediv__(self, name: str) -> Path:
+        return self.root / name
+
+    def snakemake(self, *arguments: str, settings: tuple[str, ...] = ()) -> str:
+        """What the command says.  Fails if it fails."""
+        status, said = self.attempt(*arguments, settings=settings)
+        assert status == 0, said
+        return said
+
+    def attempt(self, *arguments: str, settings: tuple[str, ...] = ()) -> tuple[int, str]:
+        given = ["--cores", "2", "--configfile", "mine.yaml", *arguments]
+        return self.command(*given, *(["--config", *settings] if settings else []))
+
+
 @pytest.fixture(scope="module")
-def tree(tmp_path_factory) -> Path:
+def tree(tmp_path_factory) -> Iterator[Tree]:
     """A copy of the project in which every result has been made: empty files, recorded as Snakemake records
     them."""
     root = tmp_path_factory.mktemp("tree")
@@ -51,8 +75,10 @@ def tree(tmp_path_factory) -> Path:
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
-    snakemake(root, "--touch", "--forceall")
-    return root
+    with ForkedSnakemake(root, tmp_path_factory.mktemp("said") / "out") as command:
+        tree = Tree(root, command)
+        tree.snakemake("--touch", "--forceall")
+        yield tree
 
 
 def made_by(plan: Plan) -> list[str]:
@@ -70,18 +96,9 @@ def made_by(plan: Plan) -> list[str]:
     ]
 
 
-def snakemake(root: Path, *arguments: str, settings: tuple[str, ...] = ()) -> str:
-    command = [sys.executable, "-m", "snakemake", "--cores", "2", "--configfile", "mine.yaml", *arguments]
-    if settings:
-        command += ["--config", *settings]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout + done.stderr
-
-
-def jobs(root: Path, *settings: str) -> dict[str, int]:
+def jobs(tree: Tree, *settings: str) -> dict[str, int]:
     """Jobs by rule that a run would start now."""
-    text = snakemake(root, "--dry-run", settings=settings)
+    text = tree.snakemake("--dry-run", settings=settings)
     table = re.search(r"^job +count\n-+ +-+\n(.*?)^total", text, re.MULTILINE | re.DOTALL)
     if table is None:
         assert "Nothing to be done" in text, text
@@ -230,11 +247,11 @@ def test_without_a_drafter_no_figure_is_planned(tree):
 def test_run_from_another_folder_stops_with_the_folder_to_go_to(tree, tmp_path):
     command = [sys.executable, "-m", "snakemake", "-n", "-s", str(tree / "Snakefile")]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode != 0 and f"cd {tree} first" in done.stdout + done.stderr
+    assert done.returncode != 0 and f"cd {tree.root} first" in done.stdout + done.stderr
 
 
 def test_deleting_all_output_spares_what_is_committed(tree):
-    text = snakemake(tree, "--delete-all-output", "--dry-run")
+    text = tree.snakemake("--delete-all-output", "--dry-run")
     named = re.findall(r"^Would delete (\S+)", text, re.MULTILINE)
     assert len(named) > 20, text
     kept = ("results/reported", "results/reference", "results/published")
@@ -242,20 +259,12 @@ def test_deleting_all_output_spares_what_is_committed(tree):
 
 
 def test_lint_has_nothing_to_say(tree):
-    done = subprocess.run(
-        [sys.executable, "-m", "snakemake", "--lint", "--configfile", "mine.yaml"],
-        cwd=tree,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    tree.snakemake("--lint")
 
 
 def test_misspelt_setting_stops_the_run_before_it_starts(tree):
-    command = [sys.executable, "-m", "snakemake", "-n", "--configfile", "mine.yaml", "--config", "train={stpes: 3}"]
-    done = subprocess.run(command, cwd=tree, capture_output=True, text=True)
-    assert done.returncode != 0
-    said = done.stdout + done.stderr
+    status, said = tree.attempt("--dry-run", settings=("train={stpes: 3}",))
+    assert status != 0
     assert "unknown key 'stpes' in train" in said and "valid keys: steps" in said
 
 

@@ -2,6 +2,8 @@
 
 import ast
 import shutil
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -101,14 +103,13 @@ def test_missing_stage_is_an_error_that_names_it(tree):
         stage.digest("timing", [], tree)
 
 
-def edit(root: Path, name: str, symbol: str) -> None:
-    """Change one definition, in a way that only its code shows."""
-    path = root / name
-    tree = ast.parse(path.read_text())
+def edited(root: Path, name: str, symbol: str) -> str:
+    """The file with one definition changed, in a way that only its code shows."""
+    tree = ast.parse((root / name).read_text())
     found = [node for node in tree.body if getattr(node, "name", None) == symbol]
     assert found, f"{name} defines no {symbol}; name another definition in this test"
     found[0].body.append(ast.parse("edited = None").body[0])
-    path.write_text(ast.unparse(tree))
+    return ast.unparse(tree)
 
 
 @pytest.fixture(scope="module")
@@ -121,9 +122,28 @@ def project(tmp_path_factory) -> Path:
     return root
 
 
-def all_digests(root: Path, methods: list[str], sources=(stage.EVERY_SOURCE,)) -> dict[str, str]:
+def all_digests(root: Path, methods: Sequence[str], sources: Sequence[str]) -> dict[str, str]:
     stage._digest.cache_clear()
     return {name: stage.digest(name, methods, root, sources=sources) for name in stage.STAGES}
+
+
+def touched_by(project: Path, name: str, text: str, methods=("ar", "dflash"), sources=(stage.EVERY_SOURCE,)):
+    """Stages whose digest is another one while the file `name` reads `text`."""
+    path = project / name
+    original = path.read_text()
+    before = unedited(project, methods, sources)
+    try:
+        path.write_text(text)
+        after = all_digests(project, methods, sources)
+    finally:
+        path.write_text(original)
+    return {changed for changed in before if before[changed] != after[changed]}
+
+
+@cache
+def unedited(project: Path, methods: Sequence[str], sources: Sequence[str]) -> dict[str, str]:
+    """The digests of the copy as it was made, to which every edit is taken back."""
+    return all_digests(project, methods, sources)
 
 
 @pytest.mark.parametrize(
@@ -151,21 +171,13 @@ def all_digests(root: Path, methods: list[str], sources=(stage.EVERY_SOURCE,)) -
     ],
 )
 def test_edit_touches_exactly_these_stages(project, name, symbol, touched):
-    before = all_digests(project, ["ar", "dflash"])
-    original = (project / name).read_text()
-    try:
-        edit(project, name, symbol)
-        after = all_digests(project, ["ar", "dflash"])
-    finally:
-        (project / name).write_text(original)
-    assert {name for name in before if before[name] != after[name]} == touched
+    assert touched_by(project, name, edited(project, name, symbol)) == touched
 
 
 def test_drafter_code_does_not_touch_the_baseline(project):
-    before = digest(project, ["ar"]), digest(project, ["dflash"])
-    edit(project, "methods/heads.py", "PlainHead")
-    after = digest(project, ["ar"]), digest(project, ["dflash"])
-    assert before[0] == after[0] and before[1] != after[1]
+    text = edited(project, "methods/heads.py", "PlainHead")
+    assert "decode" not in touched_by(project, "methods/heads.py", text, methods=("ar",))
+    assert "decode" in touched_by(project, "methods/heads.py", text, methods=("dflash",))
 
 
 HUMANEVAL = ("harness/data/humaneval.py", "Write a solution", "Write one solution")
@@ -193,15 +205,10 @@ NEW_FILE = ("harness/data/files.py", '"gsm8k/test": Source', '"new/test": None, 
 )
 def test_a_new_or_reworded_benchmark_touches_only_those_who_ask_its_prompts(project, change, sources, touched):
     name, old, new = change
-    before = all_digests(project, ["dflash"], sources)
     original = (project / name).read_text()
     assert original.count(old) == 1
-    try:
-        (project / name).write_text(original.replace(old, new))
-        after = all_digests(project, ["dflash"], sources)
-    finally:
-        (project / name).write_text(original)
-    assert {name for name in before if before[name] != after[name]} == touched
+    found = touched_by(project, name, original.replace(old, new), methods=("dflash",), sources=tuple(sources))
+    assert found == touched
 
 
 def test_modules_of_the_project_are_imported_by_a_name_of_their_own():
